@@ -1,0 +1,20 @@
+# `make train` and `make test` set up what they need first. Further flags: `make train ARGS="--steps 20"`.
+ARGS ?=
+
+.PHONY: train test check clean
+
+train: .venv/.ready
+	.venv/bin/uneven train --out runs/$$(date +%Y%m%d-%H%M%S) $(ARGS)
+
+test: .venv/.ready
+	scripts/test $(ARGS)
+
+check: .venv/.ready
+	scripts/check
+
+clean:
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.ready: requirements.lock pyproject.toml
+	scripts/setup

@@ -1,0 +1,1 @@
+"""Train and serve language models on hardware that is not uniform."""

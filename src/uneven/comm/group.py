@@ -1,0 +1,89 @@
+"""A group of devices that communicate: the collectives this package uses, counted, each the identity in a group of one.
+
+Every member calls the same operations of a group in the same order.
+"""
+
+from typing import final
+
+import torch
+import torch.distributed as dist
+
+from uneven.comm.traffic import Operation, Traffic
+
+
+@final
+class Pending:
+    """An operation under way; `wait` returns when its result may be read."""
+
+    def __init__(self, work: dist.Work | None) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+
+
+@final
+class Group:
+    """The collectives of `devices`, ascending or in the order given; a rank is a position in that order."""
+
+    def __init__(
+        self,
+        devices: tuple[int, ...],
+        device: int,
+        *,
+        purpose: str,
+        traffic: Traffic,
+        process_group: dist.ProcessGroup | None,
+    ) -> None:
+        self.devices = devices
+        self.rank = devices.index(device)
+        self.purpose = purpose
+        self._traffic = traffic
+        self._process_group = process_group
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+    def all_reduce(self, tensor: torch.Tensor, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Sum (or `op`) over the group, in place; returns `tensor`, the same bits on every member."""
+        self.start_all_reduce(tensor, op=op).wait()
+        return tensor
+
+    def all_reduce_max(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Largest over the group, element by element, in place."""
+        return self.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+    def start_all_reduce(self, tensor: torch.Tensor, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
+        """As `all_reduce`, without waiting. `tensor` must be contiguous and stay alive until then."""
+        self._record("all_reduce", tensor)
+        if self._process_group is None or tensor.numel() == 0:
+            return Pending(None)
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return Pending(self._process_group.allreduce([tensor], options))
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send a contiguous tensor to the member at rank `to`, which calls `receive`."""
+        if self._process_group is None:
+            raise RuntimeError(f"device {self.devices[0]} is alone in its group and can't send to rank {to}")
+        self._record("send", tensor)
+        self._process_group.send([tensor], to, 0).wait()
+
+    def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Fill a contiguous tensor with what the member at rank `source` sends; returns it."""
+        if self._process_group is None:
+            raise RuntimeError(f"device {self.devices[0]} is alone in its group and can't receive from rank {source}")
+        self._record("receive", tensor)
+        self._process_group.recv([tensor], source, 0).wait()
+        return tensor
+
+    def _record(self, operation: Operation, tensor: torch.Tensor) -> None:
+        if self.size > 1:
+            self._traffic.record(
+                self.purpose,
+                operation,
+                num_bytes=tensor.numel() * tensor.element_size(),
+                group_size=self.size,
+            )

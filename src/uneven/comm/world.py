@@ -1,0 +1,100 @@
+"""One rank's way to all others: its device, the store where ranks meet, and the groups it has joined.
+
+Groups are built by their members alone, each on a prefix of the store of its own, so no rank waits for one that is
+not concerned. `torch.distributed` is called in this package only.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal, final
+
+import torch
+import torch.distributed as dist
+
+from uneven.comm.group import Group
+from uneven.comm.traffic import Traffic
+
+Backend = Literal["gloo", "nccl"]
+
+
+def serve_store(host: str, *, timeout_s: float) -> dist.TCPStore:
+    """The meeting place, on a port that the system chooses (`.port`); lives as long as the returned value."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
+def connect_store(host: str, port: int, *, timeout_s: float) -> dist.TCPStore:
+    """A client of the store that `serve_store` started."""
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
+@final
+class World:
+    """A rank's view of the job. Every device of `devices` constructs one on the same store and prefix.
+
+    `device` is this rank's id among `devices`; `torch_device` is where its tensors live; an operation that takes
+    longer than `timeout_s` seconds raises; `host` is the address at which peers reach this rank.
+    """
+
+    def __init__(
+        self,
+        device: int,
+        devices: Sequence[int],
+        store: dist.Store,
+        *,
+        torch_device: torch.device,
+        backend: Backend,
+        timeout_s: float,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.device = device
+        self.devices = tuple(devices)
+        self.torch_device = torch_device
+        self.backend: Backend = backend
+        self.traffic = Traffic()
+        self._store = store
+        self._host = host
+        self._timeout = timedelta(seconds=timeout_s)
+        self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+
+    def group(self, devices: Sequence[int], *, purpose: str) -> Group:
+        """The group of `devices` for one purpose, built on first use; called by its members only.
+
+        Purposes are counted apart and never share a communicator, so their operations may overlap freely.
+        """
+        members = tuple(devices)
+        key = (purpose, members)
+        if key not in self._groups:
+            process_group = self._connect(members, purpose=purpose) if len(members) > 1 else None
+            self._groups[key] = Group(
+                members, self.device, purpose=purpose, traffic=self.traffic, process_group=process_group
+            )
+        return self._groups[key]
+
+    def scoped(self, name: str, devices: Sequence[int]) -> "World":
+        """A world of some of the devices on a prefix of its own, with new groups and counters; by its members only."""
+        return World(
+            self.device,
+            devices,
+            dist.PrefixStore(name, self._store),
+            torch_device=self.torch_device,
+            backend=self.backend,
+            timeout_s=self._timeout.total_seconds(),
+            host=self._host,
+        )
+
+    def everyone(self, *, purpose: str) -> Group:
+        """The group of all devices."""
+        return self.group(self.devices, purpose=purpose)
+
+    def _connect(self, members: tuple[int, ...], *, purpose: str) -> dist.ProcessGroup:
+        prefix = f"{purpose}/{'-'.join(map(str, members))}"
+        store = dist.PrefixStore(prefix, self._store)
+        rank = members.index(self.device)
+        if self.backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            return dist.ProcessGroupNCCL(store, rank, len(members), options)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = self._timeout
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        return dist.ProcessGroupGloo(store, rank, len(members), options)

@@ -1,0 +1,23 @@
+"""From files of text to rows of token ids: corpus, tokenizer, order of samples, packed sequences.
+
+One idea: everything here is a function of contents and a seed, never of a machine, a rank or a layout.
+Imports numpy and tokenizers, never torch or transformers.
+"""
+
+from uneven.data.corpus import Corpus, Document, find_files, read_corpus
+from uneven.data.dataset import TokenDataset, TokenReader, prepare_dataset
+from uneven.data.order import sample_index
+from uneven.data.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "Corpus",
+    "Document",
+    "TokenDataset",
+    "TokenReader",
+    "Tokenizer",
+    "find_files",
+    "load_tokenizer",
+    "prepare_dataset",
+    "read_corpus",
+    "sample_index",
+]

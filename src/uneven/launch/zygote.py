@@ -1,0 +1,25 @@
+"""The process that ranks are forked from: it has torch and the models loaded, and no threads.
+
+Importing torch takes seconds for each process; a fork takes milliseconds.
+"""
+
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+
+PRELOAD = ("torch", "uneven.launch.rank", "uneven.parallel", "uneven.sync", "uneven.optim")
+
+
+def zygote() -> ForkServerContext:
+    """The multiprocessing context whose processes are forks of the zygote."""
+    return multiprocessing.get_context("forkserver")
+
+
+def warm_up(*modules: str, preload: Sequence[str] = PRELOAD) -> None:
+    """Start the zygote now, so that it loads `preload` and `modules` while the caller does other things.
+
+    Effective before the first rank is started; later calls change nothing.
+    """
+    zygote().set_forkserver_preload([*preload, *modules])
+    forkserver.ensure_running()

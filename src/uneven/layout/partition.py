@@ -1,0 +1,77 @@
+"""Who holds each unit of an axis within one replica.
+
+A partition is one owner per unit, so a gap or an overlap can't be written down. Shares need be neither equal nor
+contiguous, and a device may hold nothing.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uneven.errors import LayoutError
+
+Interval = tuple[int, int]
+"""Half-open: start, stop."""
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` indivisible things in proportion to `weights` by largest remainder; ties go to the earlier one."""
+    if not weights or min(weights) < 0 or not sum(weights) > 0:
+        raise LayoutError(
+            f"can't divide {total} by the weights {list(weights)}: none may be negative, one must be positive"
+        )
+    quotas = [total * weight / sum(weights) for weight in weights]
+    counts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - quotas[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """`owners[u]` is the id of the device that holds unit u."""
+
+    owners: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.owners:
+            raise LayoutError("a partition needs at least one unit, found none")
+
+    @classmethod
+    def from_shares(cls, num_units: int, shares: Mapping[int, float]) -> "Partition":
+        """Contiguous runs in the order of `shares` (device id to positive weight), as even as whole units allow."""
+        counts = apportion(num_units, list(shares.values()))
+        runs = zip(shares, counts, strict=True)
+        return cls(tuple(device for device, count in runs for _ in range(count)))
+
+    def intervals(self, device: int) -> tuple[Interval, ...]:
+        """The units of `device` as maximal runs, ascending."""
+        found: list[Interval] = []
+        unit = 0
+        for owner, run in itertools.groupby(self.owners):
+            length = len(list(run))
+            if owner == device:
+                found.append((unit, unit + length))
+            unit += length
+        return tuple(found)
+
+    def count(self, device: int) -> int:
+        return self.owners.count(device)
+
+    def to_json(self) -> list[list[int]]:
+        """Runs of `[device, units]`."""
+        return [[owner, len(list(run))] for owner, run in itertools.groupby(self.owners)]
+
+    @classmethod
+    def from_json(cls, runs: Any, *, where: str) -> "Partition":
+        well_formed = isinstance(runs, list) and all(
+            isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run) and run[0] >= 0 and run[1] > 0
+            for run in runs
+        )
+        if not well_formed:
+            raise LayoutError(
+                f"{where}: expected a list of [device, units] with whole numbers, units above 0; found {runs!r}"
+            )
+        return cls(tuple(device for device, count in runs for _ in range(count)))

@@ -1,0 +1,85 @@
+"""Read a model's `config.json`: what it is made of, without loading torch or transformers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import ModelError
+from uneven.layout import ModelStructure
+from uneven.modelspec.families import build_structure, read_shape
+
+DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-2m" / "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model by its configuration: the parsed `config.json`, and the structure derived from it."""
+
+    config: Mapping[str, Any]
+    structure: ModelStructure
+
+    @property
+    def family(self) -> str:
+        return self.structure.family
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config["vocab_size"])
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence, in tokens, that the model allows; None if its configuration does not say."""
+        value = self.config.get("max_position_embeddings")
+        return None if value is None else int(value)
+
+    @property
+    def init_std(self) -> float:
+        """Standard deviation of random weights."""
+        return float(self.config.get("initializer_range", 0.02))
+
+    @property
+    def pad_token_id(self) -> int | None:
+        value = self.config.get("pad_token_id")
+        return None if value is None else int(value)
+
+
+def parse_model(config: Mapping[str, Any], *, where: str = "config.json") -> ModelSpec:
+    """The model of a parsed `config.json`.
+
+    Raises ModelError for a family or a feature that is not understood, by name.
+    """
+    family, shape = read_shape(config, where=where)
+    _refuse(config, where=where)
+    return ModelSpec(dict(config), build_structure(family, shape))
+
+
+def read_model(path: Path) -> ModelSpec:
+    """The model of a `config.json`, or of the folder that holds one."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ModelError(f"model: expected a config.json or a folder that holds one, found nothing at {file}")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{file}: expected a JSON object, found {type(config).__name__}")
+    return parse_model(config, where=str(file))
+
+
+def _refuse(config: Mapping[str, Any], *, where: str) -> None:
+    """Features inside a known family that would give a silent wrong answer."""
+    if config.get("quantization_config"):
+        raise ModelError(f"{where}: quantization_config is set; training needs plain floating-point weights")
+    dropout = config.get("attention_dropout") or 0.0
+    if dropout:
+        raise ModelError(f"{where}: attention_dropout is {dropout}; only 0 is supported, set it to 0.0")
+    if (config.get("pretraining_tp") or 1) != 1:
+        raise ModelError(f"{where}: pretraining_tp is {config['pretraining_tp']}; only 1 is supported")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if kind in ("dynamic", "longrope"):
+        # Their frequencies depend on the lengths seen so far, which is state outside of the step.
+        raise ModelError(f"{where}: rope type {kind!r} is not understood; use default, linear, llama3 or yarn")

@@ -1,0 +1,81 @@
+"""The two modules that take a stock one's place: a row-parallel projection and a vocabulary-parallel embedding.
+
+A column-parallel projection needs none: it is a stock `nn.Linear` with fewer outputs.
+
+Shape suffixes: B batch, T tokens, D width, V local vocabulary rows.
+"""
+
+from typing import final
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from uneven.comm import Group
+from uneven.layout import Interval
+from uneven.parallel.mappings import reduce_from_tp
+
+
+@final
+class RowParallelLinear(nn.Module):
+    """`y = x W' + b`, with `x` and the columns of W divided: the parts are summed, then the bias is added once.
+
+    `weight` (full_out_features, local_in_features), `bias` (full_out_features,) or None.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = reduce_from_tp(F.linear(x, self.weight), self.group)
+        return out if self.bias is None else out + self.bias
+
+
+@final
+class VocabRows:
+    """Which local row, if any, a token id has on this rank."""
+
+    def __init__(self, ranges: tuple[Interval, ...], vocab_size: int, device: torch.device) -> None:
+        local_row = torch.full((vocab_size,), -1, dtype=torch.long)
+        first = 0
+        for start, stop in ranges:
+            local_row[start:stop] = torch.arange(first, first + stop - start)
+            first += stop - start
+        self._local_row = local_row.to(device)
+
+    def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Local rows of `ids`, 0 where another rank holds the row, and whether this rank holds it; shapes of `ids`."""
+        rows = self._local_row[ids]
+        return rows.clamp(min=0), rows >= 0
+
+    def row(self, token: int) -> int | None:
+        """The local row of one token id, None if another rank holds it."""
+        row = int(self._local_row[token])
+        return row if row >= 0 else None
+
+
+@final
+class VocabParallelEmbedding(nn.Module):
+    """An embedding whose rows are divided; each rank looks up its own, and the parts are summed.
+
+    `weight` (local rows V, D). The row of `padding_id`, where there is one, gets no gradient, as in `nn.Embedding`.
+    """
+
+    def __init__(self, weight: nn.Parameter, rows: VocabRows, group: Group, *, padding_id: int | None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.rows = rows
+        self.group = group
+        self.padding_row = None if padding_id is None else rows.row(padding_id)
+
+    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        if self.weight.shape[0] == 0:
+            # Zero, but in the graph of the weight: whether the result requires a gradient must not differ by rank.
+            x_BTD = self.weight.sum() + self.weight.new_zeros(*ids_BT.shape, self.weight.shape[1])
+        else:
+            rows_BT, is_mine_BT = self.rows.lookup(ids_BT)
+            x_BTD = F.embedding(rows_BT, self.weight, self.padding_row) * is_mine_BT.unsqueeze(-1)
+        return reduce_from_tp(x_BTD, self.group)

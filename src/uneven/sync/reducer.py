@@ -1,0 +1,127 @@
+"""Sum gradients over replicas of unlike layouts while backward is still running, without resharding anything.
+
+Every device of every replica takes part at its full bandwidth, and sends what an ordinary data-parallel all-reduce
+of its own gradients sends. Collectives only sum; the loss is already divided by the global number of tokens.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import nn
+
+from uneven.comm import Pending, World
+from uneven.layout import ParallelPlan
+from uneven.sync.buckets import PURPOSE, Bucket, Piece, build_buckets
+
+BUCKET_BYTES = 25 * 2**20
+
+
+@final
+class Gradients:
+    """The reduced gradients of this rank's part of the model. Valid until the reducer's next `begin`."""
+
+    def __init__(self, buckets: tuple[Bucket, ...], world: World) -> None:
+        self._buckets = buckets
+        self._world = world
+
+    def squared_norm(self) -> torch.Tensor:
+        """This rank's part of the squared global norm, float64: each element counts on the first of its members."""
+        total = torch.zeros((), dtype=torch.float64, device=self._world.torch_device)
+        for bucket in self._buckets:
+            for buffer in bucket.buffers:
+                if buffer.group.rank == 0:
+                    total += torch.linalg.vector_norm(buffer.flat, dtype=torch.float64).square()
+        return total
+
+    def norm(self) -> float:
+        """The global gradient norm, the same on every rank; called by all ranks."""
+        total = self._world.everyone(purpose="norm").all_reduce(self.squared_norm())
+        return float(total.sqrt())
+
+    def clip(self, max_norm: float, *, norm: float) -> None:
+        """Scale all gradients so that the global norm, now `norm`, is at most `max_norm`."""
+        if norm > max_norm:
+            for bucket in self._buckets:
+                for buffer in bucket.buffers:
+                    buffer.flat.mul_(max_norm / norm)
+
+    def by_name(self) -> dict[str, torch.Tensor]:
+        """Gradients of the local shapes, in the reduction's precision."""
+        return {name: _assemble(pieces) for bucket in self._buckets for name, pieces in bucket.pieces.items() if pieces}
+
+
+def _assemble(pieces: tuple[Piece, ...]) -> torch.Tensor:
+    if len(pieces) == 1:
+        return pieces[0].view
+    ordered = sorted(pieces, key=lambda piece: piece.start)
+    return torch.cat([piece.view for piece in ordered], dim=ordered[0].dim)
+
+
+@final
+class GradReducer:
+    """Collects the gradients of a divided model and reduces them over all replicas, bucket by bucket, in backward.
+
+    Constructed by every rank. A step is `begin(num_backwards)`, that many backward passes (replicas may differ, and
+    may have none), then `finish()`. Between them a parameter's `.grad` is taken into the buffers and set to None.
+    Gradients accumulate and reduce in fp32, or fp64 for a model in fp64.
+    """
+
+    def __init__(self, model: nn.Module, plan: ParallelPlan, *, world: World, bucket_bytes: int = BUCKET_BYTES) -> None:
+        parameters = dict(model.named_parameters())
+        is_double = any(parameter.dtype == torch.float64 for parameter in parameters.values())
+        self._world = world
+        self._buckets = build_buckets(
+            plan, world, bucket_bytes=bucket_bytes, dtype=torch.float64 if is_double else torch.float32
+        )
+        self._missing: list[int] = []
+        self._pending: list[Pending] = []
+        self._next = 0
+        for index, bucket in enumerate(self._buckets):
+            for name, pieces in bucket.pieces.items():
+                if pieces:
+                    parameters[name].register_post_accumulate_grad_hook(self._collector(index, pieces))
+
+    def begin(self, num_backwards: int = 1) -> None:
+        """Start a step of `num_backwards` backward passes on this rank: clear the sums of the last one."""
+        for bucket in self._buckets:
+            for buffer in bucket.buffers:
+                buffer.flat.zero_()
+        self._missing = [
+            num_backwards * sum(1 for pieces in bucket.pieces.values() if pieces) for bucket in self._buckets
+        ]
+        self._pending = []
+        self._next = 0
+
+    def finish(self) -> Gradients:
+        """Reduce what backward has not, wait for everything, and return the sums over all replicas."""
+        while self._next < len(self._buckets):
+            self._launch()
+        for pending in self._pending:
+            pending.wait()
+        return Gradients(self._buckets, self._world)
+
+    @property
+    def sent_bytes(self) -> float:
+        """What this rank has sent for gradients so far."""
+        return float(self._world.traffic.sent_bytes(PURPOSE))
+
+    def _collector(self, index: int, pieces: tuple[Piece, ...]) -> Callable[[torch.Tensor], None]:
+        def collect(parameter: torch.Tensor) -> None:
+            if parameter.grad is None:
+                return
+            for piece in pieces:
+                if piece.is_counted:
+                    piece.view.add_(piece.of(parameter.grad))
+            parameter.grad = None
+            self._missing[index] -= 1
+            # A bucket waits for the one before it, so that the order is the same on every rank.
+            while self._next < len(self._buckets) and self._missing[self._next] == 0:
+                self._launch()
+
+        return collect
+
+    def _launch(self) -> None:
+        for buffer in self._buckets[self._next].buffers:
+            self._pending.append(buffer.group.start_all_reduce(buffer.flat))
+        self._next += 1
