@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from uneven.comm import World
+from uneven.comm import Transport, World
 from uneven.layout import ParallelPlan
 from uneven.modelspec import ModelSpec
 from uneven.parallel import KeepFloat64, build_model, fill_random, parallelize, take_ranges
@@ -19,8 +19,8 @@ def stock_model(spec: ModelSpec, *, seed: int, dtype: torch.dtype = torch.float6
     plan = ParallelPlan.from_shares(spec.structure, [[1]])
     world = lone_world()
     layout = plan.layout_of(0)
-    source = parallelize(build_model(spec, dtype=dtype), layout, world)
-    fill_random(source, layout, spec, device=0, seed=seed)
+    source = parallelize(build_model(spec, dtype=dtype), layout, world=world)
+    fill_random(source, layout, spec=spec, device=0, seed=seed)
     missing = stock.load_state_dict(source.state_dict(), strict=False)
     assert not missing.unexpected_keys
     assert set(missing.missing_keys) <= {"lm_head.weight"}
@@ -30,7 +30,7 @@ def stock_model(spec: ModelSpec, *, seed: int, dtype: torch.dtype = torch.float6
 def lone_world() -> World:
     """A world of one device, which never communicates."""
     store = torch.distributed.HashStore()
-    return World(0, [0], store, torch_device=torch.device("cpu"), backend="gloo", timeout_s=10.0)
+    return World(0, [0], store=store, transport=Transport())
 
 
 def call(model: PreTrainedModel, rows: np.ndarray[Any, Any], *, num_tokens: int) -> torch.Tensor:
@@ -64,4 +64,4 @@ def relative_error(found: torch.Tensor, needed: torch.Tensor, *, scale: torch.Te
 def local_part(plan: ParallelPlan, name: str, whole: torch.Tensor, *, device: int) -> torch.Tensor:
     """What `device` holds of a whole tensor."""
     layout = plan.layout_of(device)
-    return take_ranges(whole, plan.structure.parameter(name), layout.ranges(name, device))
+    return take_ranges(whole, plan.structure.parameter(name), ranges=layout.ranges(name, device))

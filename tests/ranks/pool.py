@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from uneven.comm import World
+from uneven.comm import Transport, World
 from uneven.launch import Launcher, LaunchSettings, Mailbox, warm_up
 
 START_TIMEOUT_S = 120.0
@@ -56,7 +56,7 @@ class RankPool:
 
     def _start(self) -> Launcher:
         warm_up(*MODELS)
-        settings = LaunchSettings(num_threads=1, timeout_s=60.0)
+        settings = LaunchSettings(Transport(timeout_s=60.0), num_threads=1)
         job = Launcher(serve_cases, devices=range(self.size), settings=settings).__enter__()
         for ready, message in enumerate(job.messages(timeout_s=START_TIMEOUT_S), start=1):
             assert message.payload == "ready"

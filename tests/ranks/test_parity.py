@@ -24,8 +24,8 @@ def gradients(world: World, name: str, plan: ParallelPlan, rows: np.ndarray[Any,
     """On one rank: the job's loss, and this rank's reduced gradients."""
     spec = models.model_spec(name)
     layout = plan.layout_of(world.device)
-    model = parallelize(build_model(spec, dtype=torch.float64), layout, world)
-    fill_random(model, layout, spec, device=world.device, seed=SEED)
+    model = parallelize(build_model(spec, dtype=torch.float64), layout, world=world)
+    fill_random(model, layout, spec=spec, device=world.device, seed=SEED)
     reducer = GradReducer(model, plan, world=world, bucket_bytes=SMALL_BUCKETS)
     replica = plan.replica_of(world.device)
     samples = plan.samples(len(rows))

@@ -30,8 +30,8 @@ class Group:
     def __init__(
         self,
         devices: tuple[int, ...],
-        device: int,
         *,
+        device: int,
         purpose: str,
         traffic: Traffic,
         process_group: dist.ProcessGroup | None,

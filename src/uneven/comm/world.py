@@ -5,6 +5,7 @@ not concerned. `torch.distributed` is called in this package only.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, final
 
@@ -27,33 +28,33 @@ def connect_store(host: str, port: int, *, timeout_s: float) -> dist.TCPStore:
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
-@final
-class World:
-    """A rank's view of the job. Every device of `devices` constructs one on the same store and prefix.
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How a rank reaches its peers: the back-end, where its tensors live, the address at which peers find it.
 
-    `device` is this rank's id among `devices`; `torch_device` is where its tensors live; an operation that takes
-    longer than `timeout_s` seconds raises; `host` is the address at which peers reach this rank.
+    An operation that takes longer than `timeout_s` seconds raises.
     """
 
-    def __init__(
-        self,
-        device: int,
-        devices: Sequence[int],
-        store: dist.Store,
-        *,
-        torch_device: torch.device,
-        backend: Backend,
-        timeout_s: float,
-        host: str = "127.0.0.1",
-    ) -> None:
+    backend: Backend = "gloo"
+    torch_device: str = "cpu"
+    host: str = "127.0.0.1"
+    timeout_s: float = 600.0
+
+
+@final
+class World:
+    """A rank's view of the job. Every device of `devices` constructs one on the same store.
+
+    `device` is this rank's id among `devices`.
+    """
+
+    def __init__(self, device: int, devices: Sequence[int], *, store: dist.Store, transport: Transport) -> None:
         self.device = device
         self.devices = tuple(devices)
-        self.torch_device = torch_device
-        self.backend: Backend = backend
+        self.torch_device = torch.device(transport.torch_device)
         self.traffic = Traffic()
         self._store = store
-        self._host = host
-        self._timeout = timedelta(seconds=timeout_s)
+        self._transport = transport
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
 
     def group(self, devices: Sequence[int], *, purpose: str) -> Group:
@@ -66,21 +67,14 @@ class World:
         if key not in self._groups:
             process_group = self._connect(members, purpose=purpose) if len(members) > 1 else None
             self._groups[key] = Group(
-                members, self.device, purpose=purpose, traffic=self.traffic, process_group=process_group
+                members, device=self.device, purpose=purpose, traffic=self.traffic, process_group=process_group
             )
         return self._groups[key]
 
     def scoped(self, name: str, devices: Sequence[int]) -> "World":
         """A world of some of the devices on a prefix of its own, with new groups and counters; by its members only."""
-        return World(
-            self.device,
-            devices,
-            dist.PrefixStore(name, self._store),
-            torch_device=self.torch_device,
-            backend=self.backend,
-            timeout_s=self._timeout.total_seconds(),
-            host=self._host,
-        )
+        store = dist.PrefixStore(name, self._store)
+        return World(self.device, devices, store=store, transport=self._transport)
 
     def everyone(self, *, purpose: str) -> Group:
         """The group of all devices."""
@@ -90,11 +84,12 @@ class World:
         prefix = f"{purpose}/{'-'.join(map(str, members))}"
         store = dist.PrefixStore(prefix, self._store)
         rank = members.index(self.device)
-        if self.backend == "nccl":
+        timeout = timedelta(seconds=self._transport.timeout_s)
+        if self._transport.backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
+            options._timeout = timeout
             return dist.ProcessGroupNCCL(store, rank, len(members), options)
         options = dist.ProcessGroupGloo._Options()
-        options._timeout = self._timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        options._timeout = timeout
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._transport.host)]
         return dist.ProcessGroupGloo(store, rank, len(members), options)

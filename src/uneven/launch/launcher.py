@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection as mp_connection
 from multiprocessing import context as mp_context
 from multiprocessing.connection import Connection
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from uneven.comm import Backend, serve_store
+from uneven.comm import Transport, serve_store
 from uneven.errors import RankFailed
 from uneven.launch.rank import Failure, Message, Program, RankSettings, is_users_mistake, run_rank
 from uneven.launch.zygote import zygote
@@ -28,14 +28,14 @@ GRACE_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class LaunchSettings:
-    """How ranks run. `timeout_s` bounds every collective; `logs` is a folder for a file per rank, None the terminal."""
+    """How ranks run. `logs` is a folder for a file per rank, None the terminal.
 
-    device_type: str = "cpu"
-    backend: Backend = "gloo"
-    timeout_s: float = 600.0
+    On CUDA (`transport.torch_device` of "cuda") the i-th rank of this host has the i-th GPU.
+    """
+
+    transport: Transport = field(default_factory=Transport)
     num_threads: int | None = None
     logs: Path | None = None
-    host: str = "127.0.0.1"
 
     def threads_for(self, num_ranks: int) -> int:
         """CPU threads for each rank: the given number, or an equal part of this machine's cores."""
@@ -53,7 +53,7 @@ class _Rank:
 
 @final
 class Launcher:
-    """The processes of one job, `program(world, mailbox, *args)` in each. A context manager: leaving it ends them all."""
+    """The processes of one job, `program(world, mailbox, *args)` in each; leaving it as a context ends them all."""
 
     def __init__(
         self, program: Program, args: tuple[Any, ...] = (), *, devices: Sequence[int], settings: LaunchSettings
@@ -63,7 +63,7 @@ class Launcher:
         self._devices = tuple(devices)
         self._settings = settings
         self._ranks: list[_Rank] = []
-        self._store = serve_store(settings.host, timeout_s=settings.timeout_s)
+        self._store = serve_store(settings.transport.host, timeout_s=settings.transport.timeout_s)
 
     def __enter__(self) -> Self:
         for index, device in enumerate(self._devices):
@@ -75,14 +75,14 @@ class Launcher:
 
     def _start(self, index: int, device: int) -> _Rank:
         settings = self._settings
+        transport = settings.transport
+        if transport.torch_device == "cuda":
+            transport = replace(transport, torch_device=f"cuda:{index}")
         rank_settings = RankSettings(
             device=device,
             devices=self._devices,
-            host=settings.host,
             port=self._store.port,
-            torch_device=settings.device_type if settings.device_type == "cpu" else f"{settings.device_type}:{index}",
-            backend=settings.backend,
-            timeout_s=settings.timeout_s,
+            transport=transport,
             num_threads=settings.threads_for(len(self._devices)),
             log=None if settings.logs is None else settings.logs / f"rank-{device}.log",
         )
@@ -91,7 +91,13 @@ class Launcher:
         lifeline_theirs, lifeline = context.Pipe(duplex=False)
         process = context.Process(
             target=run_rank,
-            args=(rank_settings, theirs, lifeline_theirs, self._program, self._args),
+            args=(rank_settings,),
+            kwargs={
+                "connection": theirs,
+                "lifeline": lifeline_theirs,
+                "program": self._program,
+                "args": self._args,
+            },
             name=f"uneven-rank-{device}",
         )
         process.start()

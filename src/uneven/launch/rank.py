@@ -14,7 +14,7 @@ from typing import Any, final
 
 import torch
 
-from uneven.comm import Backend, World, connect_store
+from uneven.comm import Transport, World, connect_store
 from uneven.errors import InputError, UnevenError
 
 
@@ -24,11 +24,8 @@ class RankSettings:
 
     device: int
     devices: tuple[int, ...]
-    host: str
     port: int
-    torch_device: str
-    backend: Backend
-    timeout_s: float
+    transport: Transport
     num_threads: int
     log: Path | None
 
@@ -44,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank ended: when (monotonic seconds of this host), the traceback, and an error of this package if it was one."""
+    """Why a rank ended: when (monotonic seconds of this host), its traceback, and the error if it was one of ours."""
 
     time_s: float
     text: str
@@ -77,7 +74,7 @@ Program = Callable[..., Any]
 
 
 def run_rank(
-    settings: RankSettings, connection: Connection, lifeline: Connection, program: Program, args: tuple[Any, ...]
+    settings: RankSettings, *, connection: Connection, lifeline: Connection, program: Program, args: tuple[Any, ...]
 ) -> None:
     """The target of a rank's process; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -89,15 +86,9 @@ def run_rank(
     mailbox = Mailbox(settings.device, connection)
     status = 1
     try:
-        world = World(
-            settings.device,
-            settings.devices,
-            connect_store(settings.host, settings.port, timeout_s=settings.timeout_s),
-            torch_device=torch.device(settings.torch_device),
-            backend=settings.backend,
-            timeout_s=settings.timeout_s,
-            host=settings.host,
-        )
+        transport = settings.transport
+        store = connect_store(transport.host, settings.port, timeout_s=transport.timeout_s)
+        world = World(settings.device, settings.devices, store=store, transport=transport)
         mailbox.post(program(world, mailbox, *args), kind="result")
         status = 0
     except BaseException as error:

@@ -1,7 +1,6 @@
 """Run a function on every device of a plan: the shortest way from a script to a job."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from uneven.comm import World
@@ -18,10 +17,11 @@ def launch(
     RankFailed with the traceback of the rank that failed first.
     """
     settings = settings or LaunchSettings()
-    with Launcher(partial(_without_mailbox, program), args, devices=range(num_devices), settings=settings) as job:
+    with Launcher(_without_mailbox, (program, *args), devices=range(num_devices), settings=settings) as job:
         results = {message.device: message.payload for message in job.messages() if message.kind == "result"}
     return [results[device] for device in range(num_devices)]
 
 
-def _without_mailbox(program: Callable[..., Any], world: World, _: Mailbox, *args: Any) -> Any:
-    return program(world, *args)
+def _without_mailbox(world: World, _: Mailbox, *args: Any) -> Any:
+    program, *arguments = args
+    return program(world, *arguments)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from uneven.layout.model import ParameterSpec
 from uneven.layout.partition import Interval
-from uneven.layout.placement import Band, Replicate, Shard
+from uneven.layout.placement import Band, Replicate
 from uneven.layout.plan import ParallelPlan
 
 
@@ -38,14 +38,14 @@ def segments_of(plan: ParallelPlan, spec: ParameterSpec) -> tuple[Segment, ...]:
         return (Segment(spec.name, None, everyone, counting),)
     by_members: defaultdict[tuple[int, ...], list[Interval]] = defaultdict(list)
     for band in spec.placement.bands:
-        for members, elements in _band_runs(plan, spec.placement, band):
+        for members, elements in _band_runs(plan, spec.placement.module, band=band):
             by_members[members].append(elements)
     return tuple(Segment(spec.name, tuple(ranges), members, members) for members, ranges in sorted(by_members.items()))
 
 
-def _band_runs(plan: ParallelPlan, shard: Shard, band: Band) -> list[tuple[tuple[int, ...], Interval]]:
+def _band_runs(plan: ParallelPlan, module: str, *, band: Band) -> list[tuple[tuple[int, ...], Interval]]:
     """Maximal runs of blocks that the same devices hold, as elements along the dimension."""
-    owners = [replica.layout.partitions[shard.module].owners for replica in plan.replicas]
+    owners = [replica.layout.partitions[module].owners for replica in plan.replicas]
     runs: list[tuple[tuple[int, ...], Interval]] = []
     for block in range(band.num_blocks):
         units = slice(block * band.group, (block + 1) * band.group)

@@ -75,7 +75,7 @@ class DecoderShape:
 
 def read_shape(config: Mapping[str, Any], *, where: str) -> tuple[str, DecoderShape]:
     """The family's name and sizes of a parsed `config.json`; `where` names the file in errors."""
-    name = config.get("model_type")
+    name = str(config.get("model_type"))
     if name not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ModelError(
@@ -144,19 +144,19 @@ def build_structure(family: str, shape: DecoderShape) -> ModelStructure:
 
 
 def _parameters(shape: DecoderShape, axes: Mapping[str, LogicalAxis]) -> Iterator[ParameterSpec]:
-    yield _table(EMBEDDING, shape, axes[EMBEDDING])
+    yield _table(EMBEDDING, shape, axis=axes[EMBEDDING])
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
         yield from _attention(f"{prefix}.self_attn", shape)
-        yield from _mlp(f"{prefix}.mlp", shape, axes[f"{prefix}.mlp"].unit_size)
+        yield from _mlp(f"{prefix}.mlp", shape, unit_size=axes[f"{prefix}.mlp"].unit_size)
         yield _norm(f"{prefix}.input_layernorm.weight", shape.hidden)
         yield _norm(f"{prefix}.post_attention_layernorm.weight", shape.hidden)
     yield _norm("model.norm.weight", shape.hidden)
     if not shape.is_tied:
-        yield _table(HEAD, shape, axes[HEAD])
+        yield _table(HEAD, shape, axis=axes[HEAD])
 
 
-def _table(module: str, shape: DecoderShape, axis: LogicalAxis) -> ParameterSpec:
+def _table(module: str, shape: DecoderShape, *, axis: LogicalAxis) -> ParameterSpec:
     placement = Shard(0, module, (Band(0, shape.vocab, axis.unit_size),))
     return ParameterSpec(f"{module}.weight", (shape.vocab, shape.hidden), placement, "normal")
 
@@ -188,7 +188,7 @@ def _attention(module: str, shape: DecoderShape) -> Iterator[ParameterSpec]:
         yield _norm(f"{module}.k_norm.weight", shape.head_dim, grad="partial")
 
 
-def _mlp(module: str, shape: DecoderShape, unit_size: int) -> Iterator[ParameterSpec]:
+def _mlp(module: str, shape: DecoderShape, *, unit_size: int) -> Iterator[ParameterSpec]:
     channels = (Band(0, shape.mlp, unit_size),)
     for projection in ("gate", "up"):
         yield ParameterSpec(

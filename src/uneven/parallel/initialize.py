@@ -16,7 +16,7 @@ from uneven.parallel.parallelize import take_ranges
 ELEMENTS_PER_BLOCK = 1 << 20
 
 
-def fill_random(model: PreTrainedModel, layout: ModelLayout, spec: ModelSpec, *, device: int, seed: int) -> None:
+def fill_random(model: PreTrainedModel, layout: ModelLayout, *, spec: ModelSpec, device: int, seed: int) -> None:
     """Fill a model divided by `parallelize` as transformers would: normal weights, norms of 1, biases of 0."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
@@ -46,7 +46,7 @@ def _normal(spec: ParameterSpec, layout: ModelLayout, *, device: int, seed: int)
             first = block * block_rows
             drawn = _draw((min(block_rows, rows - first), *rest), seed=seed, name=spec.name, block=block)
             part = drawn[max(start - first, 0) : stop - first]
-            parts.append(part if columns is None else take_ranges(part, spec, columns))
+            parts.append(part if columns is None else take_ranges(part, spec, ranges=columns))
     return torch.cat(parts) if parts else torch.empty(0, *rest)
 
 

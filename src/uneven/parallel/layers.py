@@ -23,7 +23,7 @@ class RowParallelLinear(nn.Module):
     `weight` (full_out_features, local_in_features), `bias` (full_out_features,) or None.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, group: Group) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
@@ -38,7 +38,7 @@ class RowParallelLinear(nn.Module):
 class VocabRows:
     """Which local row, if any, a token id has on this rank."""
 
-    def __init__(self, ranges: tuple[Interval, ...], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, ranges: tuple[Interval, ...], vocab_size: int, *, device: torch.device) -> None:
         local_row = torch.full((vocab_size,), -1, dtype=torch.long)
         first = 0
         for start, stop in ranges:
@@ -64,7 +64,7 @@ class VocabParallelEmbedding(nn.Module):
     `weight` (local rows V, D). The row of `padding_id`, where there is one, gets no gradient, as in `nn.Embedding`.
     """
 
-    def __init__(self, weight: nn.Parameter, rows: VocabRows, group: Group, *, padding_id: int | None) -> None:
+    def __init__(self, weight: nn.Parameter, rows: VocabRows, *, group: Group, padding_id: int | None) -> None:
         super().__init__()
         self.weight = weight
         self.rows = rows

@@ -61,7 +61,6 @@ class VocabParallelLoss:
         self,
         logits: torch.Tensor,
         labels: torch.Tensor | None,
-        vocab_size: int,
         *,
         num_items_in_batch: torch.Tensor | int | None = None,
         shift_labels: torch.Tensor | None = None,

@@ -20,7 +20,7 @@ from uneven.parallel.loss import VocabParallelLoss
 from uneven.parallel.mappings import copy_to_tp
 
 
-def parallelize(model: PreTrainedModel, layout: ModelLayout, world: World) -> PreTrainedModel:
+def parallelize(model: PreTrainedModel, layout: ModelLayout, *, world: World) -> PreTrainedModel:
     """Keep of `model` what this rank holds under `layout`; returns it. Called by every rank of the replica.
 
     `model` is whole, with the same weights on every rank, or on the meta device; then its parameters are left
@@ -33,14 +33,14 @@ def parallelize(model: PreTrainedModel, layout: ModelLayout, world: World) -> Pr
     register_attention()
     model.set_attn_implementation(NAME)
     for spec in layout.structure.parameters:
-        _narrow(model, layout, spec, world=world)
+        _narrow(model, spec, layout=layout, world=world)
     _restore_buffers(model, world.torch_device)
     for module_name, axis in layout.structure.axes.items():
         if axis.name == "vocab":
-            _divide_vocab(model, module_name, layout, device=device, group=group)
+            _divide_vocab(model, module_name, layout=layout, device=device, group=group)
         else:
             units = layout.partitions[module_name].intervals(device)
-            extra = {} if axis.name == "mlp" else {"queries_per_kv": _queries_per_kv(layout, module_name, units)}
+            extra = {} if axis.name == "mlp" else {"queries_per_kv": _queries_per_kv(layout, module_name, units=units)}
             model.get_submodule(module_name).register_forward_pre_hook(_begin(group, extra), with_kwargs=True)
     _replace_row_parallel(model, layout, group=group)
     return model
@@ -57,7 +57,7 @@ def _check_same_model(model: PreTrainedModel, layout: ModelLayout) -> None:
             )
 
 
-def _narrow(model: PreTrainedModel, layout: ModelLayout, spec: ParameterSpec, *, world: World) -> None:
+def _narrow(model: PreTrainedModel, spec: ParameterSpec, *, layout: ModelLayout, world: World) -> None:
     """Put this rank's slice in the place of a whole parameter."""
     module_name, _, attribute = spec.name.rpartition(".")
     module = model.get_submodule(module_name)
@@ -66,13 +66,13 @@ def _narrow(model: PreTrainedModel, layout: ModelLayout, spec: ParameterSpec, *,
         shape = layout.local_shape(spec, world.device)
         local = torch.empty(shape, dtype=whole.dtype, device=world.torch_device)
     else:
-        local = take_ranges(whole.detach(), spec, layout.spec_ranges(spec, world.device)).to(world.torch_device)
+        local = take_ranges(whole.detach(), spec, ranges=layout.spec_ranges(spec, world.device)).to(world.torch_device)
     setattr(module, attribute, nn.Parameter(local))
     if isinstance(module, nn.Linear) and attribute == "weight":
         module.out_features, module.in_features = local.shape
 
 
-def take_ranges(whole: torch.Tensor, spec: ParameterSpec, ranges: Sequence[Interval] | None) -> torch.Tensor:
+def take_ranges(whole: torch.Tensor, spec: ParameterSpec, *, ranges: Sequence[Interval] | None) -> torch.Tensor:
     """A copy of the elements `ranges` of a whole parameter along its divided dimension; all of it for None."""
     if ranges is None or not isinstance(spec.placement, Shard):
         return whole.clone()
@@ -92,14 +92,14 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
             module.to(device)
 
 
-def _divide_vocab(model: PreTrainedModel, module_name: str, layout: ModelLayout, *, device: int, group: Group) -> None:
+def _divide_vocab(model: PreTrainedModel, module_name: str, *, layout: ModelLayout, device: int, group: Group) -> None:
     """Divide an embedding, and the head and loss that are tied to it or have a partition of their own."""
     module = model.get_submodule(module_name)
     ranges = layout.ranges(f"{module_name}.weight", device) or ()
-    rows = VocabRows(ranges, model.config.vocab_size, next(module.parameters()).device)
+    rows = VocabRows(ranges, model.config.vocab_size, device=next(module.parameters()).device)
     head = model.get_output_embeddings()
     if isinstance(module, nn.Embedding):
-        embedding = VocabParallelEmbedding(module.weight, rows, group, padding_id=module.padding_idx)
+        embedding = VocabParallelEmbedding(module.weight, rows, group=group, padding_id=module.padding_idx)
         model.set_submodule(module_name, embedding)
         if not model.config.tie_word_embeddings:
             return
@@ -109,7 +109,7 @@ def _divide_vocab(model: PreTrainedModel, module_name: str, layout: ModelLayout,
     model.loss_function = VocabParallelLoss(rows, group)
 
 
-def _queries_per_kv(layout: ModelLayout, module_name: str, units: tuple[Interval, ...]) -> tuple[int, ...]:
+def _queries_per_kv(layout: ModelLayout, module_name: str, *, units: tuple[Interval, ...]) -> tuple[int, ...]:
     placement = layout.structure.parameter(f"{module_name}.k_proj.weight").placement
     assert isinstance(placement, Shard)
     return queries_per_kv_head(units, placement.bands[0])
@@ -120,7 +120,7 @@ def _replace_row_parallel(model: PreTrainedModel, layout: ModelLayout, *, group:
         if isinstance(spec.placement, Shard) and spec.placement.dim == 1:
             module_name = spec.name.removesuffix(".weight")
             module = model.get_submodule(module_name)
-            model.set_submodule(module_name, RowParallelLinear(module.weight, module.bias, group))
+            model.set_submodule(module_name, RowParallelLinear(module.weight, module.bias, group=group))
 
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]

@@ -50,16 +50,16 @@ class Bucket:
 
 def build_buckets(plan: ParallelPlan, world: World, *, bucket_bytes: int, dtype: torch.dtype) -> tuple[Bucket, ...]:
     """This rank's buckets. Called by every rank of the plan, since it builds the groups."""
-    return tuple(_build(plan, specs, world=world, dtype=dtype) for specs in _fill(plan, bucket_bytes, dtype.itemsize))
+    return tuple(_build(plan, specs, world=world, dtype=dtype) for specs in _fill(plan, bucket_bytes // dtype.itemsize))
 
 
-def _fill(plan: ParallelPlan, bucket_bytes: int, itemsize: int) -> Iterator[list[ParameterSpec]]:
+def _fill(plan: ParallelPlan, bucket_elements: int) -> Iterator[list[ParameterSpec]]:
     bucket: list[ParameterSpec] = []
     size = 0
     for spec in reversed(plan.structure.parameters):
         bucket.append(spec)
-        size += spec.num_elements * itemsize
-        if size >= bucket_bytes:
+        size += spec.num_elements
+        if size >= bucket_elements:
             yield bucket
             bucket, size = [], 0
     if bucket:
@@ -76,7 +76,9 @@ def _build(plan: ParallelPlan, specs: list[ParameterSpec], *, world: World, dtyp
     buffers = []
     pieces: dict[str, list[Piece]] = {spec.name: [] for spec in specs}
     for members, entries in sorted(by_members.items()):
-        views = [(spec, segment, _local_runs(layout, spec, segment, device=world.device)) for spec, segment in entries]
+        views = [
+            (spec, segment, _local_runs(spec, segment, layout=layout, device=world.device)) for spec, segment in entries
+        ]
         size = sum(prod(shape) for _, _, runs in views for _, _, shape in runs)
         flat = torch.zeros(size, dtype=dtype, device=world.torch_device)
         buffers.append(Buffer(world.group(members, purpose=PURPOSE), flat))
@@ -91,7 +93,7 @@ def _build(plan: ParallelPlan, specs: list[ParameterSpec], *, world: World, dtyp
 
 
 def _local_runs(
-    layout: ModelLayout, spec: ParameterSpec, segment: Segment, *, device: int
+    spec: ParameterSpec, segment: Segment, *, layout: ModelLayout, device: int
 ) -> list[tuple[int, int, tuple[int, ...]]]:
     """(dim, start, shape) in the local tensor of each range of a segment, in the order of the segment."""
     if segment.ranges is None or not isinstance(spec.placement, Shard):
