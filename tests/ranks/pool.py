@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from uneven.comm import Transport, World
-from uneven.launch import Launcher, LaunchSettings, Mailbox, warm_up
+from uneven.launch.launcher import Launcher, LaunchSettings
+from uneven.launch.rank import Mailbox
+from uneven.launch.zygote import warm_up
 
 START_TIMEOUT_S = 120.0
 CASE_TIMEOUT_S = 90.0

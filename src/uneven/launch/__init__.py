@@ -1,8 +1,4 @@
-"""Start and watch the processes of a job, one for each device."""
+"""Start and watch the processes of a job, one for each device.
 
-from uneven.launch.launcher import Launcher, LaunchSettings
-from uneven.launch.rank import Failure, Mailbox, Message, Program
-from uneven.launch.run import launch
-from uneven.launch.zygote import warm_up
-
-__all__ = ["Failure", "LaunchSettings", "Launcher", "Mailbox", "Message", "Program", "launch", "warm_up"]
+Nothing is imported here, so that the zygote can be warmed up (`launch.zygote`) before torch is loaded.
+"""

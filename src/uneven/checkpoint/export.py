@@ -1,0 +1,126 @@
+"""Write a divided model as a plain Hugging Face folder: whole tensors in safetensors files, and its configuration.
+
+The leader of one replica gathers one parameter at a time and writes files of bounded size, so it never holds more
+than one file's worth of the model.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from uneven.comm import Group, World
+from uneven.layout import ModelLayout, ParameterSpec, Shard
+from uneven.modelspec import ModelSpec
+
+PURPOSE = "export"
+MAX_FILE_BYTES = 4 * 2**30
+
+
+def export_model(
+    model: PreTrainedModel,
+    layout: ModelLayout,
+    *,
+    spec: ModelSpec,
+    world: World,
+    folder: Path,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write `config.json` and safetensors into `folder`, which exists on the leader's host and is empty.
+
+    Called by all devices of the replica; its first device writes.
+    """
+    is_leader = world.device == layout.devices[0]
+    writer = _Writer(folder, max_file_bytes)
+    for name, whole in gather_parameters(model, layout, world=world):
+        if is_leader:
+            writer.add(name, whole)
+    if is_leader:
+        writer.close()
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        config = {**spec.config, "architectures": [type(model).__name__], "dtype": dtype}
+        config.pop("torch_dtype", None)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def gather_parameters(
+    model: PreTrainedModel, layout: ModelLayout, *, world: World
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter whole, on the CPU, on the replica's first device; empty tensors elsewhere.
+
+    Called by all devices of the replica, which consume it in step.
+    """
+    group = world.group(layout.devices, purpose=PURPOSE)
+    parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
+    for spec in layout.structure.parameters:
+        yield spec.name, _gather(parameters[spec.name].detach(), spec, layout=layout, group=group)
+
+
+def _gather(local: torch.Tensor, spec: ParameterSpec, *, layout: ModelLayout, group: Group) -> torch.Tensor:
+    """Each element comes from the first device, in the order of the layout, that holds it."""
+    device = group.devices[group.rank]
+    if group.rank > 0:
+        if isinstance(spec.placement, Shard) and local.numel():
+            group.send(local.contiguous(), 0)
+        return local.new_empty(0)
+    whole = torch.empty(spec.shape, dtype=local.dtype)
+    for rank, owner in enumerate(group.devices):
+        ranges = layout.spec_ranges(spec, owner)
+        if not isinstance(spec.placement, Shard) or ranges is None:
+            return whole.copy_(local)
+        shape = layout.local_shape(spec, owner)
+        if 0 in shape:
+            continue
+        part = local if owner == device else group.receive(local.new_empty(shape), rank)
+        offset = 0
+        for start, stop in ranges:
+            whole.narrow(spec.placement.dim, start, stop - start).copy_(
+                part.narrow(spec.placement.dim, offset, stop - start)
+            )
+            offset += stop - start
+    return whole
+
+
+class _Writer:
+    """Safetensors files of at most `max_bytes` each (a larger tensor has one of its own), and their index."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._waiting: dict[str, torch.Tensor] = {}
+        self._files: list[list[str]] = []
+        self._num_bytes = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        size = sum(t.numel() * t.element_size() for t in self._waiting.values())
+        if self._waiting and size + tensor.numel() * tensor.element_size() > self._max_bytes:
+            self._flush()
+        self._waiting[name] = tensor
+
+    def close(self) -> None:
+        """Write what waits, name the files as transformers expects, and index them if they are several."""
+        self._flush()
+        total = len(self._files)
+        if total == 1:
+            self._part(0).rename(self._folder / "model.safetensors")
+            return
+        weight_map: dict[str, str] = {}
+        for index, names in enumerate(self._files):
+            file = f"model-{index + 1:05d}-of-{total:05d}.safetensors"
+            self._part(index).rename(self._folder / file)
+            weight_map |= dict.fromkeys(names, file)
+        listing: dict[str, Any] = {"metadata": {"total_size": self._num_bytes}, "weight_map": weight_map}
+        (self._folder / "model.safetensors.index.json").write_text(json.dumps(listing, indent=2) + "\n")
+
+    def _flush(self) -> None:
+        save_file(self._waiting, self._part(len(self._files)), metadata={"format": "pt"})
+        self._num_bytes += sum(t.numel() * t.element_size() for t in self._waiting.values())
+        self._files.append(list(self._waiting))
+        self._waiting = {}
+
+    def _part(self, index: int) -> Path:
+        return self._folder / f"part-{index}.safetensors"

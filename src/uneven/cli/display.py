@@ -1,0 +1,118 @@
+"""What `uneven train` shows: the job, its progress, and how it ended."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self, final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from uneven.train.job import Job
+from uneven.train.records import Check, Outcome, Started, StepRecord
+
+LINE_EVERY_S = 10.0
+"""How often a console that is no terminal gets a line."""
+
+
+def describe_job(job: Job, console: Console) -> None:
+    """Model, data and division, in three lines."""
+    structure, dataset = job.plan.structure, job.dataset
+    degrees = " + ".join(str(len(replica.layout.devices)) for replica in job.plan.replicas)
+    samples = " + ".join(map(str, job.plan.samples(job.config.train.global_batch)))
+    num_parameters = f"{structure.num_parameters:,}"
+    console.print(f"[bold]model[/]    {structure.family}, {num_parameters} parameters, {job.config.train.precision}")
+    console.print(
+        f"[bold]data[/]     {job.corpus.description}, {job.corpus.num_bytes / 1e6:.1f} MB, "
+        f"{dataset.num_tokens:,} tokens, fingerprint {job.corpus.fingerprint[:12]}",
+        highlight=False,
+    )
+    console.print(
+        f"[bold]devices[/]  {len(job.plan.devices)} as {degrees}, a global batch of {samples} sequences of "
+        f"{job.config.train.seq_len} tokens"
+    )
+
+
+@final
+class TrainingDisplay:
+    """A progress bar on a terminal, a line now and then elsewhere; then a summary."""
+
+    def __init__(self, job: Job, folder: Path, *, console: Console) -> None:
+        self._job = job
+        self._folder = folder
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[status]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting", total=job.config.train.steps, status="")
+        self._speed = 0.0
+        self._last_line = 0.0
+        self._outcome: Outcome | None = None
+        self._check: Check | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def show(self, event: Started | StepRecord | Outcome | Check) -> None:
+        """Take notice of what a run reports."""
+        if isinstance(event, Started):
+            self._progress.update(self._task, description="training")
+        elif isinstance(event, StepRecord):
+            self._show_step(event)
+        elif isinstance(event, Outcome):
+            self._outcome = event
+            self._progress.update(self._task, description="checking the saved model")
+        else:
+            self._check = event
+
+    def _show_step(self, record: StepRecord) -> None:
+        speed = record.tokens / record.time_s
+        self._speed = speed if self._speed == 0 else 0.9 * self._speed + 0.1 * speed
+        status = f"loss {record.loss:.3f}  {self._speed:,.0f} tokens/s"
+        if record.is_skipped:
+            status += "  [red]skipped: gradients not finite[/]"
+        self._progress.update(self._task, completed=record.step, status=status)
+        is_due = time.monotonic() - self._last_line >= LINE_EVERY_S or record.step == self._job.config.train.steps
+        if not self._console.is_terminal and is_due:
+            self._last_line = time.monotonic()
+            total = self._job.config.train.steps
+            eta = (total - record.step) * record.tokens / self._speed
+            self._console.print(f"step {record.step}/{total}  {status}  ETA {eta:.0f} s", highlight=False)
+
+    def summarise(self) -> None:
+        """Losses, text and files."""
+        outcome, check = self._outcome, self._check
+        if outcome is None or check is None:
+            return
+        table = Table(show_header=False, box=None, pad_edge=False)
+        tokens = (outcome.last_step - outcome.num_skipped) * self._job.tokens_per_step
+        ended = "stopped early, at" if outcome.is_stopped else "done:"
+        table.add_row("training", f"{ended} step {outcome.last_step}, {tokens:,} tokens, {self._speed:,.0f} tokens/s")
+        if outcome.num_skipped:
+            table.add_row("skipped", f"{outcome.num_skipped} steps with gradients that were not finite")
+        table.add_row("held-out loss", f"{outcome.heldout_loss:.6f} nats/token on {outcome.num_heldout} sequences")
+        if check.reloaded_loss is not None:
+            table.add_row("", f"{check.reloaded_loss:.6f} by from_pretrained({str(self._folder / 'model')!r})")
+        entropy = self._job.dataset.unigram_entropy
+        table.add_row("unigram entropy", f"{entropy:.6f} nats/token, what token frequencies alone give")
+        files = ", ".join(sorted(path.name for path in self._folder.iterdir()))
+        table.add_row("files", f"{self._folder}: {files}")
+        self._console.print()
+        self._console.print(table, highlight=False)
+        if check.text is not None:
+            self._console.rule("a sample of its text", style="dim")
+            self._console.print(check.text, markup=False, highlight=False)
+            self._console.rule(style="dim")

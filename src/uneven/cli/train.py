@@ -1,0 +1,102 @@
+"""`uneven train`: check everything, train with a progress bar, end with a summary."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from uneven.cli.display import TrainingDisplay, describe_job
+from uneven.config import TrainConfig, load_config, parse_degrees, parse_shares
+from uneven.errors import ConfigError
+from uneven.launch.zygote import warm_up
+from uneven.train.job import Design, Job, design_job, prepare_job
+
+
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file; every key has a default.", metavar="[CONFIG.toml]")
+    ] = None,
+    replicas: Annotated[str | None, typer.Option(help="Devices of each replica, as in 4,3. [default: 2,1]")] = None,
+    shares: Annotated[str | None, typer.Option(help="Shares of the devices in each replica, as in 2:1:1,1:1.")] = None,
+    batch_shares: Annotated[str | None, typer.Option(help="Weights of the replicas in the batch, as in 4:3.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan.json that says all about the division.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's new folder. [default: runs/DATE-TIME]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: cpu]")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A key of the configuration, as in train.steps=100.")
+    ] = None,
+) -> None:
+    """Train a model on replicas of any tensor-parallel degrees and any shares.
+
+    Without arguments: a small Llama on the source of Python's standard library, on three processes as 2 + 1.
+    Ctrl-C ends after the current step and saves the model; a second Ctrl-C ends at once.
+    """
+    flags = {
+        "parallel.replicas": None if replicas is None else parse_degrees(replicas),
+        "parallel.shares": None if shares is None else parse_shares(shares),
+        "parallel.batch_shares": None if batch_shares is None else _parse_weights(batch_shares),
+        "parallel.plan": plan,
+        "device": device,
+    }
+    settings = load_config(config, settings=set_ or (), flags=flags)
+    folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    if folder.exists():
+        raise ConfigError(f"--out {folder}: exists already; a run needs a new folder")
+    console = Console()
+    run_job(_prepare(settings, console), folder, console=console)
+
+
+def _parse_weights(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(":")]
+    except ValueError:
+        raise ConfigError(f"--batch-shares {text}: expected whole numbers, one for each replica, as in 4:3") from None
+
+
+def _prepare(settings: TrainConfig, console: Console) -> Job:
+    design: Design = design_job(settings)
+    # The ranks' process loads torch while this one reads the data.
+    warm_up(f"transformers.models.{design.spec.family}.modeling_{design.spec.family}", "uneven.train.program")
+    with console.status("reading the data") as status:
+        return prepare_job(
+            design,
+            progress=lambda done, total: status.update(f"reading the data: {done / 1e6:.0f} of {total / 1e6:.0f} MB"),
+        )
+
+
+def run_job(job: Job, folder: Path, *, console: Console) -> None:
+    """Train `job` in a new `folder`, and show it on `console`."""
+    # Here and not at the top: it loads torch, which takes seconds that help and errors should not cost.
+    from uneven.train.run import TrainingRun
+
+    describe_job(job, console)
+    run = TrainingRun(job, folder)
+    display = TrainingDisplay(job, folder, console=console)
+    with _stop_on_signals(run, console), display:
+        for event in run:
+            display.show(event)
+    display.summarise()
+
+
+@contextmanager
+def _stop_on_signals(run: "object", console: Console) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks the run to stop, the second one interrupts."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        console.print("stopping after this step; once more to end at once")
+        run.request_stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

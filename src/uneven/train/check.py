@@ -1,0 +1,53 @@
+"""See the saved folder as a user will: load it with plain transformers, evaluate it, let it write."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from uneven.train.job import Job
+from uneven.train.records import Check
+
+
+def check_folder(job: Job, folder: Path, *, device: torch.device) -> Check:
+    """The held-out loss and a sample of text of the model in `folder`, each where the configuration asks for it."""
+    config = job.config
+    if not config.eval.reload and not config.sample.tokens:
+        return Check(None, None)
+    disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder).to(device).eval()
+    loss = heldout_loss(job, model) if config.eval.reload else None
+    return Check(loss, generate(job, model) if config.sample.tokens else None)
+
+
+@torch.no_grad()
+def heldout_loss(job: Job, model: PreTrainedModel) -> float:
+    """Mean loss in nats per token on the held-out sequences that the trainer evaluates."""
+    reader = job.dataset.open()
+    count = min(job.config.eval.sequences, job.dataset.num_heldout)
+    total = 0.0
+    for index in range(count):
+        tokens = torch.from_numpy(np.stack([reader.heldout(index)])).to(model.device)
+        targets = tokens[:, 1:].contiguous()
+        total += float(model(input_ids=tokens[:, :-1], labels=targets, shift_labels=targets, use_cache=False).loss)
+    return total / count
+
+
+def generate(job: Job, model: PreTrainedModel) -> str:
+    """The prompt and its continuation; the same for the same seed."""
+    sample = job.config.sample
+    prompt = job.tokenizer.encode(sample.prompt).astype(np.int64)
+    start = prompt if len(prompt) else np.array([job.tokenizer.eos_id or 0])
+    torch.manual_seed(job.config.seed)
+    ids = model.generate(
+        torch.from_numpy(start[None]).to(model.device),
+        attention_mask=torch.ones(1, len(start), dtype=torch.long, device=model.device),
+        max_new_tokens=sample.tokens,
+        do_sample=sample.temperature > 0,
+        temperature=sample.temperature or None,
+        top_k=0,
+        pad_token_id=job.tokenizer.eos_id or 0,
+    )
+    return job.tokenizer.decode(ids[0].tolist())

@@ -1,0 +1,139 @@
+"""A training job as a value: everything that is decided before a process starts, checked in full. Loads no torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from uneven.config import TrainConfig
+from uneven.data import Corpus, TokenDataset, Tokenizer, load_tokenizer, prepare_dataset, read_corpus
+from uneven.errors import ConfigError, DataError, PlanError
+from uneven.layout import ParallelPlan
+from uneven.modelspec import DEFAULT_MODEL, ModelSpec, read_model
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every rank of a training job is told."""
+
+    config: TrainConfig
+    spec: ModelSpec
+    plan: ParallelPlan
+    tokenizer: Tokenizer
+    dataset: TokenDataset
+    corpus: Corpus
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Target tokens in the global batch; packed sequences have no others."""
+        return self.config.train.global_batch * self.config.train.seq_len
+
+    def sample_numbers(self, step: int, *, replica: int) -> range:
+        """The global sample numbers that a replica uses in step 1, 2, ...; those of all replicas are consecutive."""
+        samples = self.plan.samples(self.config.train.global_batch)
+        first = (step - 1) * self.config.train.global_batch + sum(samples[:replica])
+        return range(first, first + samples[replica])
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The part of a job that needs no data: the model, its division and the tokenizer."""
+
+    config: TrainConfig
+    spec: ModelSpec
+    plan: ParallelPlan
+    tokenizer: Tokenizer
+
+
+def design_job(config: TrainConfig) -> Design:
+    """Read the model and tokenizer, make or read the plan, and check that they fit. Raises InputErrors."""
+    spec = read_model(config.model or DEFAULT_MODEL)
+    seq_len = config.train.seq_len
+    if spec.max_positions is not None and seq_len > spec.max_positions:
+        raise ConfigError(
+            f"train.seq_len is {seq_len}, the model allows at most {spec.max_positions} (max_position_embeddings)"
+        )
+    tokenizer = load_tokenizer(config.tokenizer)
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise ConfigError(
+            f"tokenizer {config.tokenizer!r} has {tokenizer.vocab_size} tokens, the model's vocabulary only "
+            f"{spec.vocab_size} (vocab_size); use a model with at least {tokenizer.vocab_size}"
+        )
+    return Design(config, spec, make_plan(config, spec), tokenizer)
+
+
+def prepare_job(design: Design, *, progress: Progress | None = None) -> Job:
+    """Read and tokenise the corpus. Raises DataError."""
+    config = design.config
+    corpus = read_corpus(config.data.paths)
+    dataset = prepare_dataset(
+        corpus,
+        design.tokenizer,
+        seq_len=config.train.seq_len,
+        holdout=config.data.holdout,
+        cache=config.data.cache.expanduser(),
+        progress=progress,
+    )
+    if dataset.num_train < config.train.global_batch:
+        raise DataError(
+            f"the corpus gives {dataset.num_train} training sequences of {config.train.seq_len} tokens, a step needs "
+            f"train.global_batch = {config.train.global_batch} of them"
+        )
+    return Job(config, design.spec, design.plan, design.tokenizer, dataset, corpus)
+
+
+def make_plan(config: TrainConfig, spec: ModelSpec) -> ParallelPlan:
+    """The plan of a configuration: from its file, its shares, or even shares of its degrees."""
+    parallel = config.parallel
+    if parallel.plan is not None:
+        given = [key for key in ("replicas", "shares", "batch_shares") if getattr(parallel, key) is not None]
+        if given:
+            raise ConfigError(f"parallel.plan says all about the division; leave out parallel.{given[0]}")
+        plan = read_plan(parallel.plan)
+        _check_model(plan, spec, where=parallel.plan)
+    else:
+        degrees = parallel.replicas or (tuple(map(len, parallel.shares)) if parallel.shares else (2, 1))
+        shares = parallel.shares or tuple((1.0,) * degree for degree in degrees)
+        if tuple(map(len, shares)) != tuple(degrees):
+            raise ConfigError(
+                f"shares for replicas of {list(map(len, shares))} devices, but parallel.replicas is {list(degrees)}"
+            )
+        plan = ParallelPlan.from_shares(spec.structure, shares, batch_shares=parallel.batch_shares)
+    for index, samples in enumerate(plan.samples(config.train.global_batch)):
+        if samples == 0:
+            total = sum(replica.batch_share for replica in plan.replicas)
+            raise PlanError(
+                f"replica {index} would get no sequence of the global batch: its batch share is "
+                f"{plan.replicas[index].batch_share} of {total}, train.global_batch is {config.train.global_batch}"
+            )
+    return plan
+
+
+def read_plan(path: Path) -> ParallelPlan:
+    """The plan in a JSON file. Raises PlanError."""
+    if not path.is_file():
+        raise PlanError(f"plan: expected a file, found {'a folder' if path.is_dir() else 'nothing'} at {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path}: not JSON: {error}") from None
+    return ParallelPlan.loads(text, where=str(path))
+
+
+def _check_model(plan: ParallelPlan, spec: ModelSpec, *, where: Path) -> None:
+    planned, needed = plan.structure, spec.structure
+    if planned == needed:
+        return
+    if planned.family != needed.family:
+        raise PlanError(f"{where}: made for a {planned.family} model, this job trains a {needed.family} model")
+    found = {parameter.name: parameter.shape for parameter in planned.parameters}
+    wanted = {parameter.name: parameter.shape for parameter in needed.parameters}
+    for name in [*wanted, *found]:
+        if found.get(name) != wanted.get(name):
+            raise PlanError(
+                f"{where}: made for another model: {name} is {found.get(name, 'missing')} in the plan, "
+                f"{wanted.get(name, 'missing')} in this model"
+            )
+    raise PlanError(f"{where}: made for another model: the shapes agree, but heads or units are grouped otherwise")

@@ -1,0 +1,178 @@
+"""What each rank of a training job runs: build, step until done, evaluate, save.
+
+A step is begin, forward and backward with sync, commit, apply. The commit is one sum over all ranks of everything
+they must agree on: the gradient norm, the loss, and whether someone asked to stop.
+"""
+
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from uneven.checkpoint import export_model
+from uneven.comm import World
+from uneven.launch.rank import Mailbox
+from uneven.optim import AdamW, Schedule
+from uneven.parallel import KeepFloat64, build_model, fill_random, parallelize
+from uneven.sync import Gradients, GradReducer
+from uneven.train.check import check_folder
+from uneven.train.job import Job
+from uneven.train.records import Outcome, Started, StepRecord
+
+DTYPES = (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.float64))
+PARTIAL, MODEL = "model.partial", "model"
+"""Folders of a run: the model while it is being written, and once it is whole."""
+STOP = "stop"
+"""The launcher's command to end after the current step."""
+
+
+def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
+    """The program of one rank, for (job, run folder); the first device posts records and writes the model."""
+    job: Job = args[0]
+    folder: Path = args[1]
+    trainer = Trainer(job, world)
+    is_reporter = world.device == job.plan.devices[0]
+    if is_reporter:
+        mailbox.post(Started())
+    outcome = trainer.run(mailbox, is_reporter=is_reporter)
+    outcome = replace(outcome, heldout_loss=trainer.heldout_loss())
+    trainer.save(folder / PARTIAL)
+    if is_reporter:
+        job.tokenizer.save(folder / PARTIAL)
+        (folder / PARTIAL).rename(folder / MODEL)
+        mailbox.post(outcome)
+        mailbox.post(check_folder(job, folder / MODEL, device=world.torch_device))
+
+
+@final
+class Trainer:
+    """One rank's model, reducer and optimizer, and the steps over them."""
+
+    def __init__(self, job: Job, world: World) -> None:
+        config = job.config.train
+        self.job = job
+        self.world = world
+        self.replica = job.plan.replica_of(world.device)
+        self.layout = job.plan.layout_of(world.device)
+        model = build_model(job.spec, dtype=dict(DTYPES)[config.precision])
+        self.model: PreTrainedModel = parallelize(model, self.layout, world=world)
+        fill_random(self.model, self.layout, spec=job.spec, device=world.device, seed=job.config.seed)
+        self.reducer = GradReducer(self.model, job.plan, world=world, bucket_bytes=config.bucket_bytes)
+        self.optimizer = AdamW(self.model, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+        self.schedule = Schedule(
+            peak=config.lr,
+            floor=min(config.min_lr, config.lr),
+            warmup_steps=config.warmup_steps,
+            total_steps=config.steps,
+            decay=config.schedule,
+        )
+        self._reader = job.dataset.open()
+        self._is_leader = world.device == self.layout.devices[0]
+
+    def run(self, mailbox: Mailbox, *, is_reporter: bool) -> Outcome:
+        """Step until the last step, a stop, or too many non-finite steps in a row; the same on every rank."""
+        config = self.job.config.train
+        step = num_skipped = in_row = 0
+        is_stopped = False
+        while step < config.steps and not is_stopped and in_row < config.max_nonfinite:
+            step += 1
+            record, is_stopped = self.step(step, wants_stop=mailbox.poll() == STOP)
+            in_row = in_row + 1 if record.is_skipped else 0
+            num_skipped += record.is_skipped
+            if is_reporter:
+                mailbox.post(record)
+        return Outcome(step, num_skipped, float("nan"), self.num_heldout, is_stopped, in_row)
+
+    def step(self, step: int, *, wants_stop: bool) -> tuple[StepRecord, bool]:
+        """One transaction; returns its record and whether any rank wants to stop after it. Called by all ranks."""
+        began = time.perf_counter()
+        numbers = self.job.sample_numbers(step, replica=self.replica)
+        gradients, loss = self.forward_backward(self._reader.batch(numbers, seed=self.job.config.seed))
+        norm, total_loss, is_stopped = self.commit(gradients, loss, wants_stop=wants_stop)
+        lr = self.schedule.learning_rate(step)
+        is_skipped = not np.isfinite(norm)
+        if not is_skipped:
+            self.apply(gradients, norm=norm, lr=lr)
+        record = StepRecord(
+            step=step,
+            loss=total_loss,
+            grad_norm=norm,
+            lr=lr,
+            tokens=self.job.tokens_per_step,
+            time_s=time.perf_counter() - began,
+            is_skipped=bool(is_skipped),
+            samples=self._samples(step),
+        )
+        return record, is_stopped
+
+    def forward_backward(self, rows: npt.NDArray[np.int64]) -> tuple[Gradients, torch.Tensor]:
+        """Reduced gradients of the global batch, and this replica's part of its loss, float64."""
+        micro = self.job.config.train.micro_batch
+        loss = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
+        self.reducer.begin(num_backwards=-(-len(rows) // micro))
+        for first in range(0, len(rows), micro):
+            part = self.loss(rows[first : first + micro], num_tokens=self.job.tokens_per_step)
+            part.backward()
+            loss += part.detach()
+        return self.reducer.finish(), loss
+
+    def commit(self, gradients: Gradients, loss: torch.Tensor, *, wants_stop: bool) -> tuple[float, float, bool]:
+        """Gradient norm and loss of the global batch, and whether to stop: who has them knows that all have come."""
+        mine = torch.stack([gradients.squared_norm(), loss * self._is_leader, loss.new_tensor(float(wants_stop))])
+        squared_norm, total_loss, stops = self.world.everyone(purpose="commit").all_reduce(mine).tolist()
+        return squared_norm**0.5, total_loss, stops > 0
+
+    def apply(self, gradients: Gradients, *, norm: float, lr: float) -> None:
+        """Clip and update; without communication."""
+        gradients.clip(self.job.config.train.clip, norm=norm)
+        self.optimizer.step(gradients.by_name(), lr=lr)
+
+    def loss(self, rows: npt.NDArray[np.int64], *, num_tokens: int) -> torch.Tensor:
+        """The loss of token rows (sequences, seq_len + 1), summed and divided by `num_tokens`."""
+        tokens = torch.from_numpy(rows).to(self.world.torch_device)
+        targets = tokens[:, 1:].contiguous()
+        with KeepFloat64() if self.job.config.train.precision == "fp64" else nullcontext():
+            loss: torch.Tensor = self.model(
+                input_ids=tokens[:, :-1],
+                labels=targets,
+                shift_labels=targets,
+                num_items_in_batch=num_tokens,
+                use_cache=False,
+            ).loss
+        return loss
+
+    @property
+    def num_heldout(self) -> int:
+        """How many held-out sequences are evaluated."""
+        return min(self.job.config.eval.sequences, self.job.dataset.num_heldout)
+
+    @torch.no_grad()
+    def heldout_loss(self) -> float:
+        """Mean loss in nats per token over the first held-out sequences, shared out among the replicas."""
+        self.model.eval()
+        num_tokens = self.num_heldout * self.job.config.train.seq_len
+        mine = range(self.replica, self.num_heldout, len(self.job.plan.replicas))
+        total = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
+        micro = self.job.config.train.micro_batch
+        for first in range(0, len(mine), micro):
+            rows = np.stack([self._reader.heldout(index) for index in mine[first : first + micro]])
+            total += self.loss(rows, num_tokens=num_tokens)
+        self.model.train()
+        return float(self.world.everyone(purpose="commit").all_reduce(total * self._is_leader))
+
+    def save(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder; the first replica's devices take part."""
+        if self.replica == 0:
+            export_model(self.model, self.layout, spec=self.job.spec, world=self.world, folder=folder)
+
+    def _samples(self, step: int) -> tuple[int, ...] | None:
+        if not self.job.config.log.samples:
+            return None
+        batch = self.job.config.train.global_batch
+        return tuple(range((step - 1) * batch, step * batch))

@@ -1,0 +1,152 @@
+"""The launcher's side of a training job: start the ranks, keep the run folder, end cleanly.
+
+The folder is written here and not by a rank, because any rank may die; a rank writes the weights only.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, final
+
+from uneven.comm import Transport
+from uneven.draw import draw_loss, draw_plan
+from uneven.errors import ConfigError, NonFiniteGradient
+from uneven.launch.launcher import Launcher, LaunchSettings
+from uneven.train.job import Job
+from uneven.train.program import MODEL, PARTIAL, STOP, train_rank
+from uneven.train.records import Check, Outcome, Started, StepRecord
+
+Event = Started | StepRecord | Outcome | Check
+
+
+@final
+class TrainingRun:
+    """One run of a job in a new folder. Iterating over it trains, and gives what happens as it happens."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+        self._launcher: Launcher | None = None
+        self._curve: list[tuple[int, float]] = []
+
+    def request_stop(self) -> None:
+        """Let every rank end after its current step, and save. May be called from a signal handler."""
+        if self._launcher is not None:
+            self._launcher.tell(STOP)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Train. Raises RankFailed, or NonFiniteGradient once the model has been saved."""
+        config = self.job.config
+        began = time.perf_counter()
+        self._lay_out()
+        settings = LaunchSettings(
+            Transport("gloo" if config.device == "cpu" else "nccl", config.device, timeout_s=config.launch.timeout_s),
+            num_threads=config.launch.threads,
+            logs=self.folder / "logs",
+        )
+        devices = self.job.plan.devices
+        with (
+            _removed_at_last(self.folder / PARTIAL),
+            (self.folder / "metrics.jsonl").open("w") as metrics,
+            Launcher(train_rank, (self.job, self.folder), devices=devices, settings=settings) as launcher,
+        ):
+            self._launcher = launcher
+            outcome: Outcome | None = None
+            for message in launcher.messages():
+                event = message.payload
+                if message.kind != "post":
+                    continue
+                if isinstance(event, StepRecord):
+                    self._log(event, metrics)
+                elif isinstance(event, Outcome):
+                    outcome = event
+                elif isinstance(event, Check) and outcome is not None:
+                    self._conclude(outcome, event, time_s=time.perf_counter() - began)
+                yield event
+        if outcome is not None and outcome.nonfinite_in_row >= config.train.max_nonfinite:
+            raise NonFiniteGradient(
+                f"stopped after step {outcome.last_step}: gradients were not finite in {outcome.nonfinite_in_row} "
+                f"steps in a row (train.max_nonfinite); the model of the last good step is in {self.folder / MODEL}; "
+                f"a lower train.lr (now {config.train.lr:g}) is the usual remedy"
+            )
+
+    def _lay_out(self) -> None:
+        """Make the folder and write what is known before the first step."""
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise ConfigError(f"--out {self.folder}: exists already; a run needs a new folder") from None
+        (self.folder / "logs").mkdir()
+        (self.folder / PARTIAL).mkdir()
+        _write_json(self.folder / "config.json", self.job.config.model_dump(mode="json"))
+        _write_json(self.folder / "data.json", self._describe_data())
+        (self.folder / "plan.json").write_text(self.job.plan.dumps())
+        draw_plan(self.job.plan, self.folder / "plan.png")
+
+    def _describe_data(self) -> dict[str, Any]:
+        corpus, dataset = self.job.corpus, self.job.dataset
+        return {
+            "corpus": corpus.description,
+            "corpus_fingerprint": corpus.fingerprint,
+            "documents": len(corpus.documents),
+            "bytes": corpus.num_bytes,
+            "tokenizer": self.job.tokenizer.source,
+            "tokenizer_fingerprint": self.job.tokenizer.fingerprint,
+            "tokens": dataset.num_tokens,
+            "train_sequences": dataset.num_train,
+            "heldout_sequences": dataset.num_heldout,
+            "unigram_entropy": dataset.unigram_entropy,
+        }
+
+    def _log(self, record: StepRecord, metrics: IO[str]) -> None:
+        line = {key: _finite(value) for key, value in dataclasses.asdict(record).items()}
+        line["skipped"] = line.pop("is_skipped")
+        if record.samples is None:
+            del line["samples"]
+        metrics.write(json.dumps(line) + "\n")
+        metrics.flush()
+        self._curve.append((record.step, record.loss))
+
+    def _conclude(self, outcome: Outcome, check: Check, *, time_s: float) -> None:
+        entropy = self.job.dataset.unigram_entropy
+        summary = {
+            "steps": outcome.last_step,
+            "skipped_steps": outcome.num_skipped,
+            "stopped_early": outcome.is_stopped,
+            "tokens": (outcome.last_step - outcome.num_skipped) * self.job.tokens_per_step,
+            "time_s": time_s,
+            "heldout_loss": _finite(outcome.heldout_loss),
+            "heldout_sequences": outcome.num_heldout,
+            "reloaded_heldout_loss": _finite(check.reloaded_loss),
+            "unigram_entropy": entropy,
+            "sample": check.text,
+        }
+        _write_json(self.folder / "summary.json", summary)
+        draw_loss(
+            self.folder / "loss.png",
+            curves={"training": self._curve, "held out": [(outcome.last_step, outcome.heldout_loss)]},
+            references={f"unigram entropy {entropy:.2f}": entropy},
+        )
+
+
+@contextmanager
+def _removed_at_last(folder: Path) -> Iterator[None]:
+    """A folder that is gone afterwards, unless it has been renamed."""
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _finite(value: Any) -> Any:
+    """None for a number that JSON can't hold."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
