@@ -39,7 +39,7 @@ class Canvas:
         self.axes.text(*at, text, **settings)
 
     def box(self, at: tuple[float, float], size: tuple[float, float], **style: Any) -> None:
-        self.axes.add_patch(Rectangle(at, *size, **({"linewidth": 0.0} | style)))
+        self.axes.add_artist(Rectangle(at, *size, **({"linewidth": 0.0} | style)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,8 @@ def _draw_row(canvas: Canvas, row: Row, *, replica: int, at: tuple[float, float]
     canvas.axes.broken_barh(spans, (top, STRIP), facecolors=colours, **edge)
     labels = _labels(row.axis, runs, widths=[width for _, width in spans])
     for text, (x, width), (device, _, _) in zip(labels, spans, runs, strict=True):
-        canvas.text((x + width / 2, top + STRIP / 2), text, ha="center", color=ink_on(canvas.colours[device]))
+        if text:
+            canvas.text((x + width / 2, top + STRIP / 2), text, ha="center", color=ink_on(canvas.colours[device]))
     if row.kv_group > 1:
         _draw_kv_heads(canvas, row, replica=replica, at=(left, top + STRIP + KV_GAP))
 

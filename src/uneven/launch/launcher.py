@@ -20,7 +20,7 @@ from typing import Any, Self, final
 from uneven.comm import Transport, serve_store
 from uneven.errors import RankFailed
 from uneven.launch.rank import Failure, Message, Program, RankSettings, is_users_mistake, run_rank
-from uneven.launch.zygote import zygote
+from uneven.launch.zygote import warm_up, zygote
 
 GRACE_S = 0.3
 """After a first failure, how long to listen for the one that caused it: peers raise within 0.1 s of a death."""
@@ -63,6 +63,7 @@ class Launcher:
         self._devices = tuple(devices)
         self._settings = settings
         self._ranks: list[_Rank] = []
+        warm_up()
         self._store = serve_store(settings.transport.host, timeout_s=settings.transport.timeout_s)
 
     def __enter__(self) -> Self:

@@ -4,11 +4,10 @@ Importing torch takes seconds for each process; a fork takes milliseconds.
 """
 
 import multiprocessing
-from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 
-PRELOAD = ("torch", "uneven.launch.rank", "uneven.parallel", "uneven.sync", "uneven.optim")
+PRELOAD = ("__main__", "torch", "uneven.launch.rank", "uneven.parallel", "uneven.sync", "uneven.optim")
 
 
 def zygote() -> ForkServerContext:
@@ -16,10 +15,10 @@ def zygote() -> ForkServerContext:
     return multiprocessing.get_context("forkserver")
 
 
-def warm_up(*modules: str, preload: Sequence[str] = PRELOAD) -> None:
-    """Start the zygote now, so that it loads `preload` and `modules` while the caller does other things.
+def warm_up(*modules: str) -> None:
+    """Start the zygote now, so that it loads PRELOAD and `modules` while the caller does other things.
 
     Effective before the first rank is started; later calls change nothing.
     """
-    zygote().set_forkserver_preload([*preload, *modules])
+    zygote().set_forkserver_preload([*PRELOAD, *modules])
     forkserver.ensure_running()

@@ -90,6 +90,12 @@ class ParallelPlan:
         """How many sequences of a global batch each replica takes; they add up to `global_batch`."""
         return apportion(global_batch, [replica.batch_share for replica in self.replicas])
 
+    def batch_range(self, replica: int, *, global_batch: int) -> range:
+        """Which sequences of a global batch a replica takes; the replicas' ranges follow one another."""
+        samples = self.samples(global_batch)
+        first = sum(samples[:replica])
+        return range(first, first + samples[replica])
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,

@@ -32,9 +32,9 @@ class Job:
 
     def sample_numbers(self, step: int, *, replica: int) -> range:
         """The global sample numbers that a replica uses in step 1, 2, ...; those of all replicas are consecutive."""
-        samples = self.plan.samples(self.config.train.global_batch)
-        first = (step - 1) * self.config.train.global_batch + sum(samples[:replica])
-        return range(first, first + samples[replica])
+        batch = self.config.train.global_batch
+        mine = self.plan.batch_range(replica, global_batch=batch)
+        return range((step - 1) * batch + mine.start, (step - 1) * batch + mine.stop)
 
 
 @dataclass(frozen=True, slots=True)

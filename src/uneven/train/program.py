@@ -4,6 +4,7 @@ A step is begin, forward and backward with sync, commit, apply. The commit is on
 they must agree on: the gradient norm, the loss, and whether someone asked to stop.
 """
 
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,7 +24,7 @@ from uneven.parallel import KeepFloat64, build_model, fill_random, parallelize
 from uneven.sync import Gradients, GradReducer
 from uneven.train.check import check_folder
 from uneven.train.job import Job
-from uneven.train.records import Outcome, Started, StepRecord
+from uneven.train.records import Check, Outcome, Started, StepRecord
 
 DTYPES = (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.float64))
 PARTIAL, MODEL = "model.partial", "model"
@@ -47,7 +48,9 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
         job.tokenizer.save(folder / PARTIAL)
         (folder / PARTIAL).rename(folder / MODEL)
         mailbox.post(outcome)
-        mailbox.post(check_folder(job, folder / MODEL, device=world.torch_device))
+        # Weights that overflowed can neither be compared nor write.
+        can_check = math.isfinite(outcome.heldout_loss)
+        mailbox.post(check_folder(job, folder / MODEL, device=world.torch_device) if can_check else Check(None, None))
 
 
 @final
@@ -96,7 +99,7 @@ class Trainer:
         gradients, loss = self.forward_backward(self._reader.batch(numbers, seed=self.job.config.seed))
         norm, total_loss, is_stopped = self.commit(gradients, loss, wants_stop=wants_stop)
         lr = self.schedule.learning_rate(step)
-        is_skipped = not np.isfinite(norm)
+        is_skipped = not math.isfinite(norm)
         if not is_skipped:
             self.apply(gradients, norm=norm, lr=lr)
         record = StepRecord(
@@ -106,7 +109,7 @@ class Trainer:
             lr=lr,
             tokens=self.job.tokens_per_step,
             time_s=time.perf_counter() - began,
-            is_skipped=bool(is_skipped),
+            is_skipped=is_skipped,
             samples=self._samples(step),
         )
         return record, is_stopped
@@ -174,5 +177,5 @@ class Trainer:
     def _samples(self, step: int) -> tuple[int, ...] | None:
         if not self.job.config.log.samples:
             return None
-        batch = self.job.config.train.global_batch
-        return tuple(range((step - 1) * batch, step * batch))
+        replicas = range(len(self.job.plan.replicas))
+        return tuple(number for replica in replicas for number in self.job.sample_numbers(step, replica=replica))

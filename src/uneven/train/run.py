@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, final
 
+import torch
+
 from uneven.comm import Transport
 from uneven.draw import draw_loss, draw_plan
 from uneven.errors import ConfigError, NonFiniteGradient
@@ -29,6 +31,7 @@ class TrainingRun:
     """One run of a job in a new folder. Iterating over it trains, and gives what happens as it happens."""
 
     def __init__(self, job: Job, folder: Path) -> None:
+        _check_accelerators(job)
         self.job = job
         self.folder = folder
         self._launcher: Launcher | None = None
@@ -81,6 +84,8 @@ class TrainingRun:
             self.folder.mkdir(parents=True)
         except FileExistsError:
             raise ConfigError(f"--out {self.folder}: exists already; a run needs a new folder") from None
+        except OSError as error:
+            raise ConfigError(f"--out {self.folder}: can't make this folder: {error.strerror}") from None
         (self.folder / "logs").mkdir()
         (self.folder / PARTIAL).mkdir()
         _write_json(self.folder / "config.json", self.job.config.model_dump(mode="json"))
@@ -131,6 +136,15 @@ class TrainingRun:
             self.folder / "loss.png",
             curves={"training": self._curve, "held out": [(outcome.last_step, outcome.heldout_loss)]},
             references={f"unigram entropy {entropy:.2f}": entropy},
+        )
+
+
+def _check_accelerators(job: Job) -> None:
+    needed = len(job.plan.devices)
+    if job.config.device == "cuda" and torch.cuda.device_count() < needed:
+        raise ConfigError(
+            f"device is 'cuda': found {torch.cuda.device_count()} GPUs on this machine, the plan has {needed} devices; "
+            f"use device = 'cpu' or fewer devices"
         )
 
 
