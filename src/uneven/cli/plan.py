@@ -16,7 +16,7 @@ from uneven.layout import ParallelPlan
 NARROWEST = 120
 """Columns of output that goes to no terminal, so that tables in files are not folded."""
 
-plan_app = typer.Typer(help="Look at plans: who holds what.", no_args_is_help=True)
+plan_app = typer.Typer(no_args_is_help=True)
 
 
 @plan_app.callback()
@@ -28,7 +28,7 @@ def plan() -> None:
 def show(
     file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan, as a run's folder holds it.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the picture goes, .png or .svg; default: by the plan.")
+        Path | None, typer.Option(metavar="FILE", help="The picture, .png or .svg; default: a .png beside the plan.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON; a picture is written only with --out.")

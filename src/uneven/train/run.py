@@ -17,7 +17,7 @@ import torch
 
 from uneven.comm import Transport
 from uneven.draw import draw_loss, draw_plan
-from uneven.errors import ConfigError, NonFiniteGradient
+from uneven.errors import ConfigError, InputError, NonFiniteGradient
 from uneven.launch.launcher import Launcher, LaunchSettings
 from uneven.train.job import Job
 from uneven.train.program import MODEL, PARTIAL, STOP, train_rank
@@ -45,25 +45,24 @@ class TrainingRun:
     def __iter__(self) -> Iterator[Event]:
         """Train. Raises RankFailed, or NonFiniteGradient once the model has been saved."""
         config = self.job.config
-        began = time.perf_counter()
-        self._lay_out()
         settings = LaunchSettings(
             Transport("gloo" if config.device == "cpu" else "nccl", config.device, timeout_s=config.launch.timeout_s),
             num_threads=config.launch.threads,
             logs=self.folder / "logs",
         )
-        devices = self.job.plan.devices
+        began = time.perf_counter()
+        outcome: Outcome | None = None
         with (
-            _removed_at_last(self.folder / PARTIAL),
+            self._new_folder(),
             (self.folder / "metrics.jsonl").open("w") as metrics,
-            Launcher(train_rank, (self.job, self.folder), devices=devices, settings=settings) as launcher,
+            Launcher(
+                train_rank, (self.job, self.folder), devices=self.job.plan.devices, settings=settings
+            ) as self._launcher,
         ):
-            self._launcher = launcher
-            outcome: Outcome | None = None
-            for message in launcher.messages():
-                event = message.payload
+            for message in self._launcher.messages():
                 if message.kind != "post":
                     continue
+                event: Event = message.payload
                 if isinstance(event, StepRecord):
                     self._log(event, metrics)
                 elif isinstance(event, Outcome):
@@ -77,6 +76,18 @@ class TrainingRun:
                 f"steps in a row (train.max_nonfinite); the model of the last good step is in {self.folder / MODEL}; "
                 f"a lower train.lr (now {config.train.lr:g}) is the usual remedy"
             )
+
+    @contextmanager
+    def _new_folder(self) -> Iterator[None]:
+        """The run's folder; gone again if the ranks refuse their input, and never with half a model."""
+        self._lay_out()
+        try:
+            yield
+        except InputError:
+            shutil.rmtree(self.folder)
+            raise
+        finally:
+            shutil.rmtree(self.folder / PARTIAL, ignore_errors=True)
 
     def _lay_out(self) -> None:
         """Make the folder and write what is known before the first step."""
@@ -146,15 +157,6 @@ def _check_accelerators(job: Job) -> None:
             f"device is 'cuda': found {torch.cuda.device_count()} GPUs on this machine, the plan has {needed} devices; "
             f"use device = 'cpu' or fewer devices"
         )
-
-
-@contextmanager
-def _removed_at_last(folder: Path) -> Iterator[None]:
-    """A folder that is gone afterwards, unless it has been renamed."""
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _finite(value: Any) -> Any:

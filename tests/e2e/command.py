@@ -1,0 +1,81 @@
+"""Run the command line as a user does: in a process of its own, or, to load torch only once, in this one."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from uneven.cli.main import main
+
+TIMEOUT_S = 180
+
+
+def uneven(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`uneven ARGUMENTS` in `cwd`, with its output; never waits for ever."""
+    command = [str(Path(sys.executable).parent / "uneven"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def uneven_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """As `uneven`, in this process; the ranks are processes of their own all the same."""
+    output, errors, code = io.StringIO(), io.StringIO(), 0
+    argv, sys.argv = sys.argv, ["uneven", *arguments]
+    try:
+        with contextlib.chdir(cwd), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        sys.argv = argv
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+def load(folder: Path) -> PreTrainedModel:
+    """A saved model by plain transformers."""
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class TinyJob:
+    """Arguments of a job of a second or two, and its results."""
+
+    files: Path
+    folder: Path
+
+    def settings(self, **overrides: Any) -> list[str]:
+        """`--set` arguments; keys with "__" for the dot."""
+        values: dict[str, Any] = {
+            "model": str(self.files / "model"),
+            "data__paths": [str(self.files / "corpus")],
+            "data__cache": str(self.files / "cache"),
+            "train__steps": 4,
+            "train__seq_len": 32,
+            "train__global_batch": 7,
+            "train__micro_batch": 3,
+            "eval__sequences": 8,
+            "eval__reload": False,
+            "sample__tokens": 0,
+        }
+        values |= overrides
+        return [part for key, value in values.items() for part in ("--set", f"{key.replace('__', '.')}={_toml(value)}")]
+
+    def train(self, *arguments: str, out: str = "run", **overrides: Any) -> subprocess.CompletedProcess[str]:
+        """`uneven train` into `out`, with other settings where given."""
+        return uneven_here("train", *arguments, "--out", out, *self.settings(**overrides), cwd=self.folder)
+
+    def metrics(self, out: str = "run") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / out / "metrics.jsonl").read_text().splitlines()]
+
+    def summary(self, out: str = "run") -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.folder / out / "summary.json").read_text())
+        return summary
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value)

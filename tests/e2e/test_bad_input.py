@@ -1,0 +1,167 @@
+"""Bad input: exit code 2, one message with the value found, the value needed and where; nothing is written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.command import TinyJob, uneven, uneven_here
+from tests.e2e.conftest import TINY_MODEL
+from uneven.layout import ParallelPlan
+from uneven.modelspec import parse_model
+
+Prepare = Callable[[Path], Any]
+
+
+def write_config(name: str, **changes: Any) -> Prepare:
+    def prepare(folder: Path) -> None:
+        (folder / name).write_text(json.dumps(TINY_MODEL | changes))
+
+    return prepare
+
+
+def write_plan(folder: Path) -> None:
+    other = parse_model(TINY_MODEL | {"intermediate_size": 64})
+    (folder / "other.json").write_text(ParallelPlan.from_shares(other.structure, [[1, 1], [1]]).dumps())
+
+
+def write_text(name: str, text: str) -> Prepare:
+    def prepare(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return prepare
+
+
+def make_folder(name: str) -> Prepare:
+    return lambda folder: (folder / name).mkdir()
+
+
+def write_tokenizer(folder: Path) -> None:
+    vocab = {f"w{n}": n for n in range(500)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}
+    (folder / "big.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+
+
+def nothing(_: Path) -> None:
+    pass
+
+
+CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
+    "unknown key": (nothing, ["--set", "train.step=3"], ["--set train.step=3", "'train.step'", "'train.steps'"]),
+    "unknown key in a file": (write_text("c.toml", "[train]\nsed = 1"), ["c.toml"], ["c.toml", "train.sed", "'seed'"]),
+    "not TOML": (write_text("c.toml", "[train"), ["c.toml"], ["c.toml", "not TOML"]),
+    "missing file": (nothing, ["c.toml"], ["c.toml", "nothing"]),
+    "wrong type": (nothing, ["--set", "train.steps=many"], ["train.steps", "integer", "'many'"]),
+    "wrong precision": (nothing, ["--set", "train.precision=fp8"], ["train.precision", "'bf16'", "'fp8'"]),
+    "no equals sign": (nothing, ["--set", "train.steps"], ["--set train.steps", "key=value"]),
+    "shares for other replicas": (
+        nothing,
+        ["--replicas", "4,3", "--shares", "1:1,1:1"],
+        ["[2, 2] devices", "[4, 3]"],
+    ),
+    "zero share": (nothing, ["--shares", "2:0,1"], ["2:0,1", "replica 0", "share 0", "positive"]),
+    "negative share": (nothing, ["--shares", "1,1:-3"], ["replica 1", "share -3", "positive"]),
+    "infinite share": (nothing, ["--shares", "1,inf"], ["replica 1", "inf", "positive"]),
+    "share that is no number": (nothing, ["--shares", "1,a"], ["--shares 1,a", "numbers"]),
+    "zero devices": (nothing, ["--replicas", "2,0"], ["--replicas 2,0", "at least 1"]),
+    "replicas that are no numbers": (nothing, ["--replicas", "2+1"], ["--replicas 2+1", "4,3"]),
+    "more devices than units": (nothing, ["--replicas", "99"], ["99 devices", "88 of mlp", "5 of heads"]),
+    "a replica without samples": (nothing, ["--batch-shares", "100:1"], ["replica 1", "1 of 101", "global_batch is 7"]),
+    "batch shares for other replicas": (nothing, ["--batch-shares", "1:1:1"], ["3 batch shares", "2 replicas"]),
+    "a plan for another model": (
+        write_plan,
+        ["--plan", "other.json"],
+        ["other.json", "gate_proj", "(64, 40)", "(88, 40)"],
+    ),
+    "a plan that is no JSON": (write_text("p.json", "{"), ["--plan", "p.json"], ["p.json", "not JSON"]),
+    "a plan that is another JSON": (
+        write_text("p.json", "{}"),
+        ["--plan", "p.json"],
+        ["p.json", "uneven.plan/1", "None"],
+    ),
+    "a plan that is missing": (nothing, ["--plan", "p.json"], ["p.json", "nothing"]),
+    "a plan and replicas": (write_plan, ["--plan", "other.json", "--replicas", "2,1"], ["parallel.replicas", "plan"]),
+    "a large tokenizer": (write_tokenizer, ["--set", "tokenizer=big.json"], ["big.json", "500", "300"]),
+    "a missing tokenizer": (nothing, ["--set", "tokenizer=none.json"], ["none.json"]),
+    "an empty corpus": (write_text("e.txt", ""), ["--set", "data.paths=['e.txt']"], ["e.txt"]),
+    "an empty folder": (make_folder("empty"), ["--set", "data.paths=['empty']"], ["empty"]),
+    "a missing corpus": (nothing, ["--set", "data.paths=['gone.txt']"], ["gone.txt"]),
+    "a glob without match": (nothing, ["--set", "data.paths=['*.md']"], ["*.md"]),
+    "a small corpus": (
+        write_text("s.txt", "abc " * 50),
+        ["--set", "data.paths=['s.txt']"],
+        ["training sequences", "train.global_batch = 7"],
+    ),
+    "a long sequence": (nothing, ["--set", "train.seq_len=129"], ["129", "128", "max_position_embeddings"]),
+    "an existing folder": (make_folder("run"), [], ["run", "exists"]),
+    "an unsupported family": (
+        write_config("gpt2.json", model_type="gpt2"),
+        ["--set", "model=gpt2.json"],
+        ["gpt2.json", "'gpt2'", "not understood", "llama, mistral, qwen2, qwen3"],
+    ),
+    "no family": (write_config("n.json", model_type=None), ["--set", "model=n.json"], ["n.json", "not understood"]),
+    "a missing model": (nothing, ["--set", "model=gone"], ["gone", "config.json"]),
+    "attention dropout": (
+        write_config("d.json", attention_dropout=0.1),
+        ["--set", "model=d.json"],
+        ["d.json", "attention_dropout", "0.1"],
+    ),
+    "heads that do not group": (
+        write_config("h.json", num_key_value_heads=2),
+        ["--set", "model=h.json"],
+        ["num_attention_heads 5", "num_key_value_heads 2"],
+    ),
+    "a size that is no number": (
+        write_config("s.json", hidden_size="big"),
+        ["--set", "model=s.json"],
+        ["s.json", "hidden_size", "'big'"],
+    ),
+    "no GPU": (nothing, ["--device", "cuda"], ["cuda", "0 GPUs", "3 devices"]),
+    "an unknown device": (nothing, ["--device", "tpu"], ["device", "'cpu' or 'cuda'", "'tpu'"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_refused_by_name_and_nothing_is_written(tiny: TinyJob, name: str) -> None:
+    prepare, arguments, words = CASES[name]
+    prepare(tiny.folder)
+    before = sorted(tiny.folder.rglob("*"))
+    result = uneven_here("train", *tiny.settings(), *arguments, "--out", "run", cwd=tiny.folder)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+    assert sorted(tiny.folder.rglob("*")) == before
+
+
+def test_a_mistake_is_one_message_and_code_2_in_a_shell_too(tiny: TinyJob) -> None:
+    result = uneven("train", "--shares", "0", cwd=tiny.folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: --shares 0: replica 0 has share 0; shares must be positive numbers\n"
+
+
+def test_a_configuration_that_transformers_refuses_leaves_no_folder(tiny: TinyJob) -> None:
+    write_config("odd.json", hidden_size=44)(tiny.folder)
+    result = tiny.train(model="odd.json")
+    assert result.returncode == 2
+    assert "44" in result.stderr
+    assert "5" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tiny.folder / "run").exists()
+
+
+def test_an_unknown_flag_is_code_2(tiny: TinyJob) -> None:
+    result = uneven_here("train", "--replica", "2", cwd=tiny.folder)
+    assert result.returncode == 2
+    assert "--replica" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["gone.json"], ["."]])
+def test_plan_show_refuses_what_is_no_plan(tiny: TinyJob, arguments: list[str]) -> None:
+    result = uneven_here("plan", "show", *arguments, cwd=tiny.folder)
+    assert result.returncode == 2
+    assert arguments[0] in result.stderr
+    assert "Traceback" not in result.stderr
