@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 # The lines of src/uneven together. Raising it takes a page in docs/decisions/ that says what they buy.
-SRC_LINE_BUDGET = 4000
+SRC_LINE_BUDGET = 6000
 MAX_FILE_LINES = MappingProxyType({"src": 400, "tests": 600})
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
@@ -56,7 +56,7 @@ CALLS_AT_IMPORT = frozenset(
         *("dataclass", "field", "TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "NamedTuple", "cast"),
         *("frozenset", "tuple", "range", "float", "int", "len", "MappingProxyType"),
         *("re.compile", "logging.getLogger", "getLogger", "Path", "pathlib.Path"),
-        *("typer.Typer", "typer.Option", "typer.Argument", "Typer", "Option", "Argument"),
+        *("Field", "typer.Typer", "typer.Option", "typer.Argument", "Typer", "Option", "Argument"),
     }
 )
 TYPER_REGISTRATIONS = frozenset({"command", "callback", "add_typer"})

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.layouts import special_plan
-from uneven.cli.plan import numbers_of, plan_app, read_plan
+from uneven.cli.plan import numbers_of, plan_app
 from uneven.errors import PlanError
-from uneven.layout import ParallelPlan
+from uneven.layout import ParallelPlan, read_plan
 from uneven.modelspec import DEFAULT_MODEL, read_model
 
 STRUCTURE = read_model(DEFAULT_MODEL).structure

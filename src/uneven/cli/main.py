@@ -3,9 +3,9 @@
 import sys
 
 import typer
-from uneven.cli.plan import plan_app
 
-from uneven.cli.train import train
+from uneven.cli.plan import plan_app
+from uneven.cli.train import train_app
 from uneven.errors import InputError, UnevenError
 
 app = typer.Typer(
@@ -16,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command()(train)
+app.add_typer(train_app)
 app.add_typer(plan_app, name="plan")
 
 

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uneven.draw import KV_HEADS, Held, Holding, draw_plan, holdings_of
-from uneven.errors import PlanError
-from uneven.layout import ParallelPlan
+from uneven.layout import ParallelPlan, read_plan
 
 NARROWEST = 120
 """Columns of output that goes to no terminal, so that tables in files are not folded."""
@@ -45,17 +44,6 @@ def show(
     picture = out or file.with_suffix(".png")
     draw_plan(found, picture)
     typer.echo(f"picture: {picture}", err=as_json)
-
-
-def read_plan(file: Path) -> ParallelPlan:
-    """The plan in `file`; raises PlanError if there is none."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{file}: not JSON: {error}") from None
-    except OSError as error:
-        raise PlanError(f"can't read the plan {file}: {error.strerror or error}") from None
-    return ParallelPlan.loads(text, where=str(file))
 
 
 def numbers_of(plan: ParallelPlan) -> dict[str, Any]:

@@ -17,7 +17,10 @@ from uneven.errors import ConfigError
 from uneven.launch.zygote import warm_up
 from uneven.train.job import Design, Job, design_job, prepare_job
 
+train_app = typer.Typer()
 
+
+@train_app.command()
 def train(
     config: Annotated[
         Path | None, typer.Argument(help="A TOML file; every key has a default.", metavar="[CONFIG.toml]")

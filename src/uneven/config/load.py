@@ -26,12 +26,12 @@ def load_config(
         if not equals or not key.strip():
             raise ConfigError(f"--set {setting}: expected key=value, for example --set train.steps=100")
         change: dict[str, Any] = {}
-        _put(change, key.strip(), _parse(text.strip()))
+        _put(change, key=key.strip(), value=_parse(text.strip()))
         _refuse_unknown(change, where=f"--set {setting}")
         _merge(values, change)
     for key, value in (flags or {}).items():
         if value is not None:
-            _put(values, key, value)
+            _put(values, key=key, value=value)
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
@@ -81,7 +81,7 @@ def _parse(text: str) -> Any:
         return text
 
 
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
+def _put(values: dict[str, Any], *, key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})

@@ -7,7 +7,7 @@ from uneven.layout.axis import LogicalAxis
 from uneven.layout.model import ModelLayout, ModelStructure, ParameterSpec
 from uneven.layout.partition import Interval, Partition, apportion
 from uneven.layout.placement import Band, Placement, Replicate, Shard
-from uneven.layout.plan import ParallelPlan, ReplicaPlan
+from uneven.layout.plan import ParallelPlan, ReplicaPlan, read_plan
 from uneven.layout.segments import Segment, segments_of
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "Segment",
     "Shard",
     "apportion",
+    "read_plan",
     "segments_of",
 ]

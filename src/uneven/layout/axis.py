@@ -1,8 +1,16 @@
 """A dimension of a model that may be divided among devices, and the unit that never is."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from uneven.errors import LayoutError
+
+
+def require_whole(where: str, *, least: int = 1, **values: Any) -> None:
+    """Raise LayoutError unless every value is a whole number of at least `least`."""
+    for name, value in values.items():
+        if type(value) is not int or value < least:
+            raise LayoutError(f"{where}: {name} must be a whole number of at least {least}, found {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +26,7 @@ class LogicalAxis:
     unit_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.unit_size < 1:
-            raise LayoutError(
-                f"axis {self.name!r}: size {self.size} and unit size {self.unit_size} must both be at least 1"
-            )
+        require_whole(f"axis {self.name!r}", size=self.size, unit_size=self.unit_size)
 
     @property
     def num_units(self) -> int:

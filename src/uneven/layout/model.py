@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Literal
 
 from uneven.errors import LayoutError
-from uneven.layout.axis import LogicalAxis
+from uneven.layout.axis import LogicalAxis, require_whole
 from uneven.layout.partition import Interval, Partition
 from uneven.layout.placement import Band, Placement, Replicate, Shard
 
@@ -29,8 +29,15 @@ class ParameterSpec:
     init: Init
 
     def __post_init__(self) -> None:
+        for size in self.shape:
+            require_whole(self.name, size=size)
+        if self.init not in ("normal", "zeros", "ones"):
+            raise LayoutError(f"{self.name}: init is 'normal', 'zeros' or 'ones', found {self.init!r}")
         if not isinstance(self.placement, Shard):
             return
+        require_whole(self.name, least=0, dim=self.placement.dim)
+        if self.placement.dim >= len(self.shape):
+            raise LayoutError(f"{self.name}: divided along dim {self.placement.dim}, its shape is {list(self.shape)}")
         covered = sum(band.size for band in self.placement.bands)
         if covered != self.shape[self.placement.dim]:
             raise LayoutError(
@@ -93,7 +100,7 @@ class ModelStructure:
             axes = {module: LogicalAxis(*entry) for module, entry in data["axes"].items()}
             parameters = tuple(_spec_from_json(name, entry) for name, entry in data["parameters"].items())
             return cls(str(data["family"]), axes, parameters)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise LayoutError(f"'model' of the plan: malformed entry ({type(error).__name__}: {error})") from None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uneven.errors import LayoutError
+from uneven.layout.axis import require_whole
 
 Interval = tuple[int, int]
 """Half-open: start, stop."""
@@ -65,13 +66,14 @@ class Partition:
         return [[owner, len(list(run))] for owner, run in itertools.groupby(self.owners)]
 
     @classmethod
-    def from_json(cls, runs: Any, *, where: str) -> "Partition":
-        well_formed = isinstance(runs, list) and all(
-            isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run) and run[0] >= 0 and run[1] > 0
-            for run in runs
-        )
-        if not well_formed:
-            raise LayoutError(
-                f"{where}: expected a list of [device, units] with whole numbers, units above 0; found {runs!r}"
-            )
+    def from_json(cls, runs: Any, *, num_units: int, where: str) -> "Partition":
+        """Of `to_json`; `where` names the place in errors."""
+        if not isinstance(runs, list) or any(not isinstance(run, list) or len(run) != 2 for run in runs):
+            raise LayoutError(f"{where}: expected a list of [device, units], found {runs!r}")
+        for device, count in runs:
+            require_whole(where, least=0, device=device)
+            require_whole(where, units=count)
+        total = sum(count for _, count in runs)
+        if total != num_units:
+            raise LayoutError(f"{where}: the partition has {total} units, its axis {num_units}")
         return cls(tuple(device for device, count in runs for _ in range(count)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from uneven.errors import LayoutError
+from uneven.layout.axis import require_whole
 from uneven.layout.partition import Interval
 
 
@@ -21,6 +22,10 @@ class Band:
     size: int
     block: int
     group: int = 1
+
+    def __post_init__(self) -> None:
+        require_whole("band", size=self.size, block=self.block, group=self.group)
+        require_whole("band", least=0, offset=self.offset)
 
     @property
     def num_blocks(self) -> int:

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from uneven.errors import LayoutError, PlanError
+from uneven.errors import InputError, PlanError
+from uneven.layout.axis import require_whole
 from uneven.layout.model import ModelLayout, ModelStructure
 from uneven.layout.partition import Partition, apportion
 
@@ -20,8 +22,7 @@ class ReplicaPlan:
     batch_share: int
 
     def __post_init__(self) -> None:
-        if self.batch_share < 1:
-            raise PlanError(f"a replica's batch share must be at least 1, found {self.batch_share}")
+        require_whole("a replica", batch_share=self.batch_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +128,35 @@ class ParallelPlan:
             raise PlanError(f"{where}: expected format {FORMAT!r}, found {found!r}")
         try:
             structure = ModelStructure.from_json(data["model"])
-            replicas = tuple(_replica_from_json(structure, entry, where=where) for entry in data["replicas"])
+            replicas = tuple(_replica_from_json(structure, entry) for entry in data["replicas"])
             return cls(replicas)
         except (KeyError, TypeError, AttributeError) as error:
             raise PlanError(f"{where}: malformed plan ({type(error).__name__}: {error})") from None
-        except LayoutError as error:
+        except InputError as error:
             raise PlanError(f"{where}: {error}") from None
 
 
-def _replica_from_json(structure: ModelStructure, entry: Mapping[str, Any], *, where: str) -> ReplicaPlan:
-    partitions = {m: Partition.from_json(runs, where=f"partition of {m}") for m, runs in entry["partitions"].items()}
-    layout = ModelLayout(structure, tuple(int(device) for device in entry["devices"]), partitions)
-    return ReplicaPlan(layout, int(entry["batch_share"]))
+def read_plan(path: Path) -> ParallelPlan:
+    """The plan in a JSON file. Raises PlanError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path}: not JSON: {error}") from None
+    except OSError as error:
+        raise PlanError(f"can't read the plan {path}: {error.strerror or error}") from None
+    return ParallelPlan.loads(text, where=str(path))
+
+
+def _replica_from_json(structure: ModelStructure, entry: Mapping[str, Any]) -> ReplicaPlan:
+    partitions = {}
+    for module, runs in entry["partitions"].items():
+        if module not in structure.axes:
+            raise PlanError(f"partition of {module!r}: the plan's model has no such module")
+        num_units = structure.axes[module].num_units
+        partitions[module] = Partition.from_json(runs, num_units=num_units, where=f"partition of {module}")
+    for device in entry["devices"]:
+        require_whole("devices", least=0, id=device)
+    return ReplicaPlan(ModelLayout(structure, tuple(entry["devices"]), partitions), entry["batch_share"])
 
 
 def _check_shares(structure: ModelStructure, weights: Sequence[float], *, replica: int) -> None:

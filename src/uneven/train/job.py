@@ -7,7 +7,7 @@ from pathlib import Path
 from uneven.config import TrainConfig
 from uneven.data import Corpus, TokenDataset, Tokenizer, load_tokenizer, prepare_dataset, read_corpus
 from uneven.errors import ConfigError, DataError, PlanError
-from uneven.layout import ParallelPlan
+from uneven.layout import ParallelPlan, read_plan
 from uneven.modelspec import DEFAULT_MODEL, ModelSpec, read_model
 
 Progress = Callable[[int, int], None]
@@ -109,17 +109,6 @@ def make_plan(config: TrainConfig, spec: ModelSpec) -> ParallelPlan:
                 f"{plan.replicas[index].batch_share} of {total}, train.global_batch is {config.train.global_batch}"
             )
     return plan
-
-
-def read_plan(path: Path) -> ParallelPlan:
-    """The plan in a JSON file. Raises PlanError."""
-    if not path.is_file():
-        raise PlanError(f"plan: expected a file, found {'a folder' if path.is_dir() else 'nothing'} at {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path}: not JSON: {error}") from None
-    return ParallelPlan.loads(text, where=str(path))
 
 
 def _check_model(plan: ParallelPlan, spec: ModelSpec, *, where: Path) -> None:
