@@ -23,14 +23,14 @@ train_app = typer.Typer()
 @train_app.command()
 def train(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML file; every key has a default.", metavar="[CONFIG.toml]")
+        Path | None, typer.Argument(help="A TOML file; every key has a default.", metavar="CONFIG.toml")
     ] = None,
-    replicas: Annotated[str | None, typer.Option(help="Devices of each replica, as in 4,3. [default: 2,1]")] = None,
+    replicas: Annotated[str | None, typer.Option(help="Devices of each replica, as in 4,3; by default 2,1.")] = None,
     shares: Annotated[str | None, typer.Option(help="Shares of the devices in each replica, as in 2:1:1,1:1.")] = None,
     batch_shares: Annotated[str | None, typer.Option(help="Weights of the replicas in the batch, as in 4:3.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan.json that says all about the division.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's new folder. [default: runs/DATE-TIME]")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: cpu]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's new folder; by default runs/DATE-TIME.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A key of the configuration, as in train.steps=100.")
     ] = None,

@@ -32,8 +32,8 @@ class DataSection(Section):
 class TrainSection(Section):
     """`global_batch` counts sequences a step over all replicas, `micro_batch` those of one forward pass of a replica.
 
-    `clip` bounds the global gradient norm; infinity leaves it alone. A step with non-finite gradients is skipped; after `max_nonfinite` such
-    steps in a row the job stops.
+    `clip` bounds the global gradient norm; infinity leaves it alone. A step with non-finite gradients is skipped;
+    after `max_nonfinite` such steps in a row the job stops.
     """
 
     steps: PositiveInt = 400
