@@ -1,1 +1,1 @@
-"""Train and serve language models on hardware that is not uniform."""
+"""Train language models on hardware that is not uniform."""

@@ -41,5 +41,9 @@ class RankFailed(UnevenError):
     """A rank raised or died; carries the rank's own traceback."""
 
 
+class Interrupted(UnevenError):
+    """The user ended a command before it was done."""
+
+
 class NonFiniteGradient(UnevenError):
     """Gradients stayed non-finite for more steps in a row than the policy allows."""

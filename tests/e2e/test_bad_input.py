@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         ["--plan", "p.json"],
         ["p.json", "uneven.plan/1", "None"],
     ),
-    "a plan that is missing": (nothing, ["--plan", "p.json"], ["p.json", "nothing"]),
+    "a plan that is missing": (nothing, ["--plan", "p.json"], ["p.json", "No such file"]),
     "a plan and replicas": (write_plan, ["--plan", "other.json", "--replicas", "2,1"], ["parallel.replicas", "plan"]),
     "a large tokenizer": (write_tokenizer, ["--set", "tokenizer=big.json"], ["big.json", "500", "300"]),
     "a missing tokenizer": (nothing, ["--set", "tokenizer=none.json"], ["none.json"]),
@@ -103,6 +103,15 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     ),
     "no family": (write_config("n.json", model_type=None), ["--set", "model=n.json"], ["n.json", "not understood"]),
     "a missing model": (nothing, ["--set", "model=gone"], ["gone", "config.json"]),
+    "weights of another format": (
+        lambda folder: (
+            make_folder("m")(folder),
+            write_config("m/config.json")(folder),
+            write_text("m/a.bin", "")(folder),
+        ),
+        ["--set", "model=m"],
+        ["m: expected weights in model.safetensors", "a.bin"],
+    ),
     "attention dropout": (
         write_config("d.json", attention_dropout=0.1),
         ["--set", "model=d.json"],

@@ -143,6 +143,31 @@ def test_gradients_that_are_not_finite_are_skipped_then_end_the_job(tiny: TinyJo
     assert (tiny.folder / "run/model/model.safetensors").is_file()
 
 
+def test_a_run_starts_from_the_model_that_another_one_saved(tiny: TinyJob) -> None:
+    assert tiny.train("--replicas", "2,1", out="first", train__precision="fp64").returncode == 0
+    saved = str(tiny.folder / "first/model")
+    result = tiny.train(
+        "--replicas", "3", out="next", model=saved, train__precision="fp64", train__steps=1, train__lr=1e-300
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"weights of {saved}" in " ".join(result.stdout.split())
+    assert tiny.summary("next")["heldout_loss"] == pytest.approx(tiny.summary("first")["heldout_loss"], rel=1e-12)
+
+
+def test_the_configuration_that_a_run_leaves_repeats_it(tiny: TinyJob) -> None:
+    assert tiny.train("--replicas", "2,1", out="first").returncode == 0
+    result = uneven_here("train", "first/config.json", "--out", "again", cwd=tiny.folder)
+    assert result.returncode == 0, result.stderr
+    assert losses(tiny, "again") == losses(tiny, "first")
+
+
+def test_a_flag_of_the_division_replaces_the_division_of_the_file(tiny: TinyJob) -> None:
+    (tiny.folder / "job.toml").write_text("[parallel]\nshares = [[2, 1], [1]]\nbatch_shares = [2, 1]\n")
+    result = tiny.train("job.toml", "--replicas", "1")
+    assert result.returncode == 0, result.stderr
+    assert len(list((tiny.folder / "run/logs").iterdir())) == 1
+
+
 def start(tiny: TinyJob, **overrides: object) -> subprocess.Popen[str]:
     command = [str(Path(sys.executable).parent / "uneven"), "train", "--replicas", "2,1", "--out", "run"]
     return subprocess.Popen(

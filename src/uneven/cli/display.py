@@ -21,12 +21,14 @@ def describe_job(job: Job, console: Console) -> None:
     structure, dataset = job.plan.structure, job.dataset
     degrees = " + ".join(str(len(replica.layout.devices)) for replica in job.plan.replicas)
     samples = " + ".join(map(str, job.plan.samples(job.config.train.global_batch)))
-    num_parameters = f"{structure.num_parameters:,}"
-    console.print(f"[bold]model[/]    {structure.family}, {num_parameters} parameters, {job.config.train.precision}")
+    weights = f"weights of {job.design.weights}" if job.design.weights else f"random weights, seed {job.config.seed}"
+    console.print(
+        f"[bold]model[/]    {structure.family}, {structure.num_parameters:,} parameters, {job.config.train.precision}, "
+        f"{weights}"
+    )
     console.print(
         f"[bold]data[/]     {job.corpus.description}, {job.corpus.num_bytes / 1e6:.1f} MB, "
-        f"{dataset.num_tokens:,} tokens, fingerprint {job.corpus.fingerprint[:12]}",
-        highlight=False,
+        f"{dataset.num_tokens:,} tokens, fingerprint {job.corpus.fingerprint[:12]}"
     )
     console.print(
         f"[bold]devices[/]  {len(job.plan.devices)} as {degrees}, a global batch of {samples} sequences of "
@@ -90,7 +92,7 @@ class TrainingDisplay:
             self._last_line = time.monotonic()
             total = self._job.config.train.steps
             eta = (total - record.step) * record.tokens / self._speed
-            self._console.print(f"step {record.step}/{total}  {status}  ETA {eta:.0f} s", highlight=False)
+            self._console.print(f"step {record.step}/{total}  {status}  ETA {eta:.0f} s")
 
     def summarise(self) -> None:
         """Losses, text and files."""
@@ -111,8 +113,8 @@ class TrainingDisplay:
         files = ", ".join(sorted(path.name for path in self._folder.iterdir()))
         table.add_row("files", f"{self._folder}: {files}")
         self._console.print()
-        self._console.print(table, highlight=False)
+        self._console.print(table)
         if check.text is not None:
             self._console.rule("a sample of its text", style="dim")
-            self._console.print(check.text, markup=False, highlight=False)
+            self._console.print(check.text, markup=False)
             self._console.rule(style="dim")

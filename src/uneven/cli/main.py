@@ -30,9 +30,6 @@ def main() -> None:
     except UnevenError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

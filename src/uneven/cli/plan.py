@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from uneven.cli.console import plain_console
 from uneven.draw import KV_HEADS, Held, Holding, draw_plan, holdings_of
 from uneven.layout import ParallelPlan, read_plan
-
-NARROWEST = 120
-"""Columns of output that goes to no terminal, so that tables in files are not folded."""
 
 plan_app = typer.Typer(no_args_is_help=True)
 
@@ -78,9 +75,7 @@ def _holding_to_json(holding: Holding, *, whole: int) -> dict[str, Any]:
 
 
 def _print(plan: ParallelPlan) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, NARROWEST)
+    console = plain_console()
     structure = plan.structure
     size = f"{structure.num_parameters:,} parameters"
     counts = f"{_count(len(plan.replicas), 'replica')}, {_count(len(plan.devices), 'device')}"

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from uneven.cli.console import plain_console
 from uneven.cli.display import TrainingDisplay, describe_job
 from uneven.config import TrainConfig, load_config, parse_degrees, parse_shares
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, Interrupted
 from uneven.launch.zygote import warm_up
 from uneven.train.job import Design, Job, design_job, prepare_job
 
@@ -51,8 +52,11 @@ def train(
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     if folder.exists():
         raise ConfigError(f"--out {folder}: exists already; a run needs a new folder")
-    console = Console()
-    run_job(_prepare(settings, console), folder, console=console)
+    console = plain_console()
+    try:
+        run_job(_prepare(settings, console), folder, console=console)
+    except KeyboardInterrupt:
+        raise Interrupted(f"ended before the model was saved; {folder} has the metrics, if it had begun") from None
 
 
 def _parse_weights(text: str) -> list[int]:
@@ -81,21 +85,21 @@ def run_job(job: Job, folder: Path, *, console: Console) -> None:
     describe_job(job, console)
     run = TrainingRun(job, folder)
     display = TrainingDisplay(job, folder, console=console)
-    with _stop_on_signals(run, console), display:
+    with _stop_on_signals(run.request_stop, console=console), display:
         for event in run:
             display.show(event)
     display.summarise()
 
 
 @contextmanager
-def _stop_on_signals(run: "object", console: Console) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks the run to stop, the second one interrupts."""
+def _stop_on_signals(request_stop: Callable[[], None], *, console: Console) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks for a stop, the second one interrupts."""
 
     def stop(number: int, _: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         console.print("stopping after this step; once more to end at once")
-        run.request_stop()
+        request_stop()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,6 +1,7 @@
 """From a TOML file, flags and `key=value` pairs to one checked configuration; errors name key, value and place."""
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,14 @@ def load_config(
 ) -> TrainConfig:
     """The configuration of `file`, changed by `settings` ("key=value", dotted keys) and then by `flags`.
 
-    Relative paths in the file are relative to where the command runs. Raises ConfigError.
+    `file` is TOML, or the JSON that a run leaves in its folder. Flags of the division replace the file's division as
+    a whole. Relative paths are relative to where the command runs. Raises ConfigError.
     """
     values = _read(file) if file is not None else {}
     _refuse_unknown(values, where=str(file))
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    if any(key.startswith("parallel.") for key in given):
+        values.pop("parallel", None)
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
@@ -29,9 +34,8 @@ def load_config(
         _put(change, key=key.strip(), value=_parse(text.strip()))
         _refuse_unknown(change, where=f"--set {setting}")
         _merge(values, change)
-    for key, value in (flags or {}).items():
-        if value is not None:
-            _put(values, key=key, value=value)
+    for key, value in given.items():
+        _put(values, key=key, value=value)
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
@@ -66,11 +70,25 @@ def parse_shares(text: str) -> list[list[float]]:
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise ConfigError(f"config: expected a TOML file, found {'a folder' if file.is_dir() else 'nothing'} at {file}")
+        raise ConfigError(f"config: expected a file, found {'a folder' if file.is_dir() else 'nothing'} at {file}")
+    is_json = file.suffix == ".json"
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from None
+        text = file.read_text(encoding="utf-8")
+        values = json.loads(text) if is_json else tomllib.loads(text)
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not {'JSON' if is_json else 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: expected a JSON object, found {type(values).__name__}")
+    return _without_nulls(values)
+
+
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys that JSON leaves empty, for which TOML has no value."""
+    return {
+        key: _without_nulls(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def _parse(text: str) -> Any:

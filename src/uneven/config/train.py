@@ -97,10 +97,15 @@ class LaunchSection(Section):
 
 
 class TrainConfig(Section):
-    """A training job. `model` is a `config.json`, or a folder with one, for random weights; None the built-in one."""
+    """A training job.
+
+    `model` is a Hugging Face folder, whose weights are loaded, or a `config.json` for random ones; None is the
+    built-in configuration. `tokenizer` is a folder, a `tokenizer.json`, or "byte"; None is the model folder's own if
+    it has one, otherwise "byte".
+    """
 
     model: Path | None = None
-    tokenizer: str = "byte"
+    tokenizer: str | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     seed: int = Field(default=0, ge=0, strict=True)
     data: DataSection = DataSection()

@@ -32,7 +32,8 @@ def draw_loss(
     colours = colours_of(range(len(curves)))
     for index, (label, points) in enumerate(curves.items()):
         finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
-        _draw_curve(axes, finite, label=label, colour=colours[index])
+        # Dashes, so that a curve under another one is seen.
+        _draw_curve(axes, finite, label=label, colour=colours[index], linestyle="-" if index == 0 else (0, (4, 2)))
     for index, (label, level) in enumerate(references.items()):
         if math.isfinite(level):
             dashes = DASHES[index % len(DASHES)]
@@ -50,14 +51,15 @@ def draw_loss(
     save_picture(figure, path)
 
 
-def _draw_curve(axes: Any, points: list[tuple[int, float]], *, label: str, colour: str) -> None:
+def _draw_curve(axes: Any, points: list[tuple[int, float]], *, label: str, colour: str, linestyle: Any) -> None:
     steps, losses = [step for step, _ in points], [loss for _, loss in points]
     if len(points) <= MOST_RAW_POINTS:
         marker = "o" if len(points) == 1 else None
-        axes.plot(steps, losses, label=label, color=colour, linewidth=1.6, marker=marker)
+        axes.plot(steps, losses, label=label, color=colour, linewidth=1.6, marker=marker, linestyle=linestyle)
         return
     axes.plot(steps, losses, color=colour, linewidth=0.7, alpha=0.3)
-    axes.plot(steps, _smooth(losses, len(losses) // AVERAGED_PART), label=label, color=colour, linewidth=1.8)
+    smooth = _smooth(losses, len(losses) // AVERAGED_PART)
+    axes.plot(steps, smooth, label=label, color=colour, linewidth=1.8, linestyle=linestyle)
 
 
 def _smooth(values: list[float], reach: int) -> list[float]:

@@ -148,8 +148,8 @@ class Launcher:
             text = f"the process ended by {how} without a traceback{self._last_words(rank.device)}"
             return Message(rank.device, "error", Failure(0.0, text))
 
-    def _fail(self, rank: _Rank, failure: Failure) -> None:
-        failures = [(failure, rank)]
+    def _fail(self, reporter: _Rank, failure: Failure) -> None:
+        failures = [(failure, reporter)]
         deadline = time.monotonic() + GRACE_S
         while others := [r for r in self._ranks if not r.is_done and all(r is not seen for _, seen in failures)]:
             ready = mp_connection.wait([r.connection for r in others], max(0.0, deadline - time.monotonic()))
@@ -166,9 +166,10 @@ class Launcher:
         self.stop()
         if is_users_mistake(first) and first.error is not None:
             raise first.error
-        raise RankFailed(
-            f"rank {culprit.device} of {len(self._devices)} failed:\n{first.text.rstrip()}"
-        ) from first.error
+        rank = self._devices.index(culprit.device)
+        device = "" if rank == culprit.device else f" (device {culprit.device})"
+        text = first.text.rstrip()
+        raise RankFailed(f"rank {rank} of {len(self._devices)}{device} failed:\n{text}") from first.error
 
     def _last_words(self, device: int) -> str:
         if self._settings.logs is None:

@@ -4,6 +4,7 @@ Importing torch takes seconds for each process; a fork takes milliseconds.
 """
 
 import multiprocessing
+import signal
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 
@@ -21,4 +22,10 @@ def warm_up(*modules: str) -> None:
     Effective before the first rank is started; later calls change nothing.
     """
     zygote().set_forkserver_preload([*PRELOAD, *modules])
-    forkserver.ensure_running()
+    # A terminal sends Ctrl-C to all processes of a job, and the launcher alone decides what it means: the zygote and
+    # the ranks inherit the signal blocked.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -20,7 +20,8 @@ class Segment:
     """Elements of one parameter whose gradients the same devices sum.
 
     `ranges` are element ranges along the divided dimension, None for the whole of a replicated parameter.
-    `members` hold the elements; `contributors`, among them, have a gradient that counts. Both ascend.
+    `members` hold the elements and need their sum; `contributors`, among them, have a gradient that counts, and the
+    others add zeros. Both ascend.
     """
 
     parameter: str

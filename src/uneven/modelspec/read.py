@@ -12,6 +12,9 @@ from uneven.modelspec.families import build_structure, read_shape
 
 DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-2m" / "config.json"
 
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".safetensors")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -67,6 +70,21 @@ def read_model(path: Path) -> ModelSpec:
     if not isinstance(config, dict):
         raise ModelError(f"{file}: expected a JSON object, found {type(config).__name__}")
     return parse_model(config, where=str(file))
+
+
+def find_weights(model: Path) -> Path | None:
+    """The folder whose safetensors a model starts from; None for a `config.json` or a folder without weights.
+
+    Raises ModelError for a folder with weights of another format.
+    """
+    if not model.is_dir():
+        return None
+    if (model / WEIGHTS_INDEX).is_file() or (model / WEIGHTS).is_file():
+        return model
+    others = sorted(file.name for file in model.iterdir() if file.suffix in OTHER_WEIGHTS)
+    if others:
+        raise ModelError(f"{model}: expected weights in {WEIGHTS} or {WEIGHTS_INDEX}, found {others[0]}")
+    return None
 
 
 def _refuse(config: Mapping[str, Any], *, where: str) -> None:

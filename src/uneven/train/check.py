@@ -38,8 +38,8 @@ def heldout_loss(job: Job, model: PreTrainedModel) -> float:
 def generate(job: Job, model: PreTrainedModel) -> str:
     """The prompt and its continuation; the same for the same seed."""
     sample = job.config.sample
-    prompt = job.tokenizer.encode(sample.prompt).astype(np.int64)
-    start = prompt if len(prompt) else np.array([job.tokenizer.eos_id or 0])
+    prompt = job.design.tokenizer.encode(sample.prompt).astype(np.int64)
+    start = prompt if len(prompt) else np.array([job.design.tokenizer.eos_id or 0])
     torch.manual_seed(job.config.seed)
     ids = model.generate(
         torch.from_numpy(start[None]).to(model.device),
@@ -48,6 +48,6 @@ def generate(job: Job, model: PreTrainedModel) -> str:
         do_sample=sample.temperature > 0,
         temperature=sample.temperature or None,
         top_k=0,
-        pad_token_id=job.tokenizer.eos_id or 0,
+        pad_token_id=job.design.tokenizer.eos_id or 0,
     )
-    return job.tokenizer.decode(ids[0].tolist())
+    return job.design.tokenizer.decode(ids[0].tolist())

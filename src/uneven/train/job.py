@@ -8,22 +8,38 @@ from uneven.config import TrainConfig
 from uneven.data import Corpus, TokenDataset, Tokenizer, load_tokenizer, prepare_dataset, read_corpus
 from uneven.errors import ConfigError, DataError, PlanError
 from uneven.layout import ParallelPlan, read_plan
-from uneven.modelspec import DEFAULT_MODEL, ModelSpec, read_model
+from uneven.modelspec import DEFAULT_MODEL, ModelSpec, find_weights, read_model
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What every rank of a training job is told."""
+class Design:
+    """The part of a job that needs no data. `weights` is the folder that training starts from, None for random ones."""
 
     config: TrainConfig
     spec: ModelSpec
+    weights: Path | None
     plan: ParallelPlan
     tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every rank of a training job is told."""
+
+    design: Design
     dataset: TokenDataset
     corpus: Corpus
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.design.config
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.design.plan
 
     @property
     def tokens_per_step(self) -> int:
@@ -37,16 +53,6 @@ class Job:
         return range((step - 1) * batch + mine.start, (step - 1) * batch + mine.stop)
 
 
-@dataclass(frozen=True, slots=True)
-class Design:
-    """The part of a job that needs no data: the model, its division and the tokenizer."""
-
-    config: TrainConfig
-    spec: ModelSpec
-    plan: ParallelPlan
-    tokenizer: Tokenizer
-
-
 def design_job(config: TrainConfig) -> Design:
     """Read the model and tokenizer, make or read the plan, and check that they fit. Raises InputErrors."""
     spec = read_model(config.model or DEFAULT_MODEL)
@@ -55,13 +61,19 @@ def design_job(config: TrainConfig) -> Design:
         raise ConfigError(
             f"train.seq_len is {seq_len}, the model allows at most {spec.max_positions} (max_position_embeddings)"
         )
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer or _own_tokenizer(config.model))
     if tokenizer.vocab_size > spec.vocab_size:
         raise ConfigError(
-            f"tokenizer {config.tokenizer!r} has {tokenizer.vocab_size} tokens, the model's vocabulary only "
+            f"tokenizer {tokenizer.source!r} has {tokenizer.vocab_size} tokens, the model's vocabulary only "
             f"{spec.vocab_size} (vocab_size); use a model with at least {tokenizer.vocab_size}"
         )
-    return Design(config, spec, make_plan(config, spec), tokenizer)
+    weights = None if config.model is None else find_weights(config.model)
+    return Design(config, spec, weights, make_plan(config, spec), tokenizer)
+
+
+def _own_tokenizer(model: Path | None) -> str:
+    """The tokenizer in a model's folder, or the bytes where it has none."""
+    return str(model) if model is not None and (model / "tokenizer.json").is_file() else "byte"
 
 
 def prepare_job(design: Design, *, progress: Progress | None = None) -> Job:
@@ -81,7 +93,7 @@ def prepare_job(design: Design, *, progress: Progress | None = None) -> Job:
             f"the corpus gives {dataset.num_train} training sequences of {config.train.seq_len} tokens, a step needs "
             f"train.global_batch = {config.train.global_batch} of them"
         )
-    return Job(config, design.spec, design.plan, design.tokenizer, dataset, corpus)
+    return Job(design, dataset, corpus)
 
 
 def make_plan(config: TrainConfig, spec: ModelSpec) -> ParallelPlan:

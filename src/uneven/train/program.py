@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from uneven.checkpoint import export_model
+from uneven.checkpoint import export_model, load_model
 from uneven.comm import World
 from uneven.launch.rank import Mailbox
 from uneven.optim import AdamW, Schedule
@@ -45,7 +45,7 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
     outcome = replace(outcome, heldout_loss=trainer.heldout_loss())
     trainer.save(folder / PARTIAL)
     if is_reporter:
-        job.tokenizer.save(folder / PARTIAL)
+        job.design.tokenizer.save(folder / PARTIAL)
         (folder / PARTIAL).rename(folder / MODEL)
         mailbox.post(outcome)
         # Weights that overflowed can neither be compared nor write.
@@ -63,9 +63,12 @@ class Trainer:
         self.world = world
         self.replica = job.plan.replica_of(world.device)
         self.layout = job.plan.layout_of(world.device)
-        model = build_model(job.spec, dtype=dict(DTYPES)[config.precision])
+        model = build_model(job.design.spec, dtype=dict(DTYPES)[config.precision])
         self.model: PreTrainedModel = parallelize(model, self.layout, world=world)
-        fill_random(self.model, self.layout, spec=job.spec, device=world.device, seed=job.config.seed)
+        if job.design.weights is None:
+            fill_random(self.model, self.layout, spec=job.design.spec, device=world.device, seed=job.config.seed)
+        else:
+            load_model(self.model, self.layout, folder=job.design.weights, device=world.device)
         self.reducer = GradReducer(self.model, job.plan, world=world, bucket_bytes=config.bucket_bytes)
         self.optimizer = AdamW(self.model, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
         self.schedule = Schedule(
@@ -172,7 +175,7 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder; the first replica's devices take part."""
         if self.replica == 0:
-            export_model(self.model, self.layout, spec=self.job.spec, world=self.world, folder=folder)
+            export_model(self.model, self.layout, spec=self.job.design.spec, world=self.world, folder=folder)
 
     def _samples(self, step: int) -> tuple[int, ...] | None:
         if not self.job.config.log.samples:

@@ -35,10 +35,12 @@ class TrainingRun:
         self.job = job
         self.folder = folder
         self._launcher: Launcher | None = None
+        self._wants_stop = False
         self._curve: list[tuple[int, float]] = []
 
     def request_stop(self) -> None:
         """Let every rank end after its current step, and save. May be called from a signal handler."""
+        self._wants_stop = True
         if self._launcher is not None:
             self._launcher.tell(STOP)
 
@@ -59,6 +61,8 @@ class TrainingRun:
                 train_rank, (self.job, self.folder), devices=self.job.plan.devices, settings=settings
             ) as self._launcher,
         ):
+            if self._wants_stop:
+                self._launcher.tell(STOP)
             for message in self._launcher.messages():
                 if message.kind != "post":
                     continue
@@ -111,8 +115,8 @@ class TrainingRun:
             "corpus_fingerprint": corpus.fingerprint,
             "documents": len(corpus.documents),
             "bytes": corpus.num_bytes,
-            "tokenizer": self.job.tokenizer.source,
-            "tokenizer_fingerprint": self.job.tokenizer.fingerprint,
+            "tokenizer": self.job.design.tokenizer.source,
+            "tokenizer_fingerprint": self.job.design.tokenizer.fingerprint,
             "tokens": dataset.num_tokens,
             "train_sequences": dataset.num_train,
             "heldout_sequences": dataset.num_heldout,
@@ -146,7 +150,7 @@ class TrainingRun:
         draw_loss(
             self.folder / "loss.png",
             curves={"training": self._curve, "held out": [(outcome.last_step, outcome.heldout_loss)]},
-            references={f"unigram entropy {entropy:.2f}": entropy},
+            references={"unigram entropy": entropy},
         )
 
 

@@ -1,0 +1,196 @@
+"""The docs tell the truth: their code runs, their commands work, their tables list what there is."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from tests.e2e.command import uneven_here
+from uneven.config import TrainConfig, load_config
+from uneven.data import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
+REFERENCE = "docs/reference/train.md"
+MAX_COLUMNS = 110
+TIMEOUT_S = 180
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+FILE_NAME = re.compile(r"# ([\w.-]+)\n")
+"""The first line of a block that the page's commands know as a file."""
+OTHER_COMMANDS = re.compile(r"make (train|test|check)|scripts/(setup|check|test)( .*)?")
+"""What else a page may tell a reader to type; it runs in continuous integration, not here."""
+SHORT = (
+    *("train.steps=2", "train.seq_len=32", "eval.reload=false", "eval.sequences=2", "sample.tokens=0"),
+    "launch.threads=1",
+)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page in one language, in order."""
+    return [body for found, body in BLOCK.findall((ROOT / page).read_text()) if found == language]
+
+
+def pages_with(language: str) -> list[str]:
+    return [page for page in PAGES if blocks(page, language)]
+
+
+def prose(page: str) -> str:
+    return BLOCK.sub("", (ROOT / page).read_text())
+
+
+def table_rows(page: str) -> list[list[str]]:
+    """The cells of every table row of a page."""
+    lines = [line for line in prose(page).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_docs_have_examples_of_every_kind() -> None:
+    """So that a change of the pattern above does not turn the tests below into tests of nothing."""
+    assert len(pages_with("python")) >= 3
+    assert len(pages_with("toml")) >= 2
+    assert len(pages_with("sh")) >= 2
+
+
+# Code
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run(tmp_path: Path, page: str) -> None:
+    """All of a page in order, as one script: blocks may build on each other and may launch ranks."""
+    script = tmp_path / "page.py"
+    script.write_text("\n\n".join(blocks(page, "python")))
+    done = subprocess.run(
+        [sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", pages_with("toml"))
+def test_toml_blocks_are_configurations(tmp_path: Path, page: str) -> None:
+    for number, text in enumerate(blocks(page, "toml")):
+        (tmp_path / f"{number}.toml").write_text(text)
+        assert load_config(tmp_path / f"{number}.toml") != TrainConfig()
+
+
+# Commands
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Someone who types what a page says, in a folder that has what the page's files are called."""
+
+    folder: Path
+
+    @classmethod
+    def prepare(cls, folder: Path, page: str, *, tiny_files: Path) -> "Reader":
+        shutil.copytree(tiny_files / "model", folder / "my-model")
+        shutil.copytree(tiny_files / "corpus", folder / "notes")
+        load_tokenizer("byte").save(folder / "my-model")
+        (folder / "book.txt").write_text("Call me Ishmael. " * 50)
+        for text in blocks(page, "toml"):
+            name = FILE_NAME.match(text)
+            if name:
+                (folder / name.group(1)).write_text(text)
+        return cls(folder)
+
+    def type(self, line: str, *, number: int, cache: Path) -> subprocess.CompletedProcess[str]:
+        """Run an `uneven` command; training is shortened, and reads notes where the line does not say what."""
+        _, command, *arguments = shlex.split(line, comments=True)
+        if command == "train":
+            says_data = any("data.paths" in part or part.endswith(".toml") for part in arguments)
+            settings = [*SHORT, f"data.cache={cache}", *([] if says_data else ["data.paths=notes"])]
+            arguments += [part for setting in settings for part in ("--set", setting)]
+            if "--out" not in arguments:
+                arguments += ["--out", f"run-{number}"]
+        return uneven_here(command, *arguments, cwd=self.folder)
+
+
+def commands(page: str) -> Iterator[str]:
+    for body in blocks(page, "sh"):
+        yield from (line.strip() for line in body.splitlines() if line.strip() and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_commands_work(tmp_path: Path, tiny_files: Path, page: str) -> None:
+    reader = Reader.prepare(tmp_path, page, tiny_files=tiny_files)
+    for number, line in enumerate(commands(page)):
+        if line.startswith(("uneven train", "uneven plan ")):
+            done = reader.type(line, number=number, cache=tiny_files / "cache")
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+        else:
+            assert OTHER_COMMANDS.fullmatch(line), f"{page}: {line!r} is not run and not known"
+
+
+# Reference
+
+
+def keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every configuration key with its default."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def as_written(default: object) -> str:
+    return "none" if default is None else json.dumps(default, default=str)
+
+
+def test_the_reference_lists_every_key_with_its_default() -> None:
+    found = [(row[0], row[1]) for row in table_rows(REFERENCE) if len(row) == 3 and row[1].startswith("`")]
+    assert found == [(f"`{key}`", f"`{as_written(default)}`") for key, default in keys(TrainConfig())]
+
+
+def test_the_reference_lists_every_flag() -> None:
+    flags = set(re.findall(r"--[a-z-]+", uneven_here("train", "--help", cwd=ROOT).stdout)) - {"--help"}
+    listed = {flag for row in table_rows(REFERENCE) for flag in re.findall(r"^`(--[a-z-]+)", row[0])}
+    assert listed == flags
+
+
+def test_the_reference_lists_what_a_run_writes(tmp_path: Path, tiny_files: Path) -> None:
+    reader = Reader.prepare(tmp_path, REFERENCE, tiny_files=tiny_files)
+    line = "uneven train --replicas 1 --set log.samples=true --out run"
+    assert reader.type(line, number=0, cache=tiny_files / "cache").returncode == 0
+    run = tmp_path / "run"
+    listed = {name for row in table_rows(REFERENCE) for name in re.findall(r"`([\w.-]+)/?[^`]*`", row[0])}
+    written = {path.name for path in run.iterdir()}
+    for name in ("summary.json", "data.json"):
+        written |= json.loads((run / name).read_text()).keys()
+    written |= json.loads((run / "metrics.jsonl").read_text().splitlines()[0]).keys()
+    assert written <= listed
+
+
+# Text
+
+
+def test_the_file_tree_of_the_readme_is_that_of_src() -> None:
+    (tree,) = blocks("README.md", "text")
+    folder, listed = "", set()
+    for line in tree.splitlines()[1:]:
+        indent, name = re.match(r"( +)(\S+)", line).groups()
+        if len(indent) == 2:
+            folder = name if name.endswith("/") else ""
+        if not name.endswith("/"):
+            listed.add(folder + name)
+    package = ROOT / "src/uneven"
+    files = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
+    assert listed == {name for name in files if not Path(name).name.startswith("__")}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_lines_fit(page: str) -> None:
+    """Except where Markdown or its reader needs them whole: tables, and lines that are one link or picture."""
+    for number, line in enumerate(prose(page).splitlines(), start=1):
+        is_exempt = line.startswith(("|", "![")) or " " not in line.strip()
+        assert is_exempt or len(line) <= MAX_COLUMNS, f"{page}, line {number} outside of code: {line}"
