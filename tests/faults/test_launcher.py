@@ -31,13 +31,19 @@ SETTINGS = LaunchSettings(Transport(timeout_s=120.0), num_threads=1)
 # Programs
 
 
-def raise_on_one(world: World, culprit: int) -> None:
-    """One rank raises, the others wait for it in a collective, and fail in their turn or wait for ever."""
+def raise_on_one(world: World, mailbox: Mailbox, culprit: int) -> None:
+    """One rank raises; the others wait for it in a collective, and fail in their turn or would wait for long."""
     group = world.everyone(purpose="test")
     group.all_reduce(torch.ones(1))
+    mailbox.post("ready")
+    mailbox.wait()
     if world.device == culprit:
         raise ZeroDivisionError(f"boom on {culprit}")
     group.all_reduce(torch.ones(1))
+
+
+def divide_by_zero(world: World) -> float:
+    return world.device / 0
 
 
 def refuse_input(world: World, kind: type[UnevenError], everywhere: bool) -> None:
@@ -57,8 +63,9 @@ def wait_in_a_collective(world: World, mailbox: Mailbox, absent: int) -> None:
 
 
 def finish_in_reverse(world: World) -> str:
-    """A rank returns once the one after it is about to."""
+    """A rank returns once the one after it is about to, and no rank while another still connects to it."""
     group = world.everyone(purpose="test")
+    group.all_reduce(torch.ones(1))
     if world.device + 1 < group.size:
         group.receive(torch.zeros(1), source=world.device + 1)
     if world.device > 0:
@@ -105,9 +112,9 @@ def listening_ports() -> set[int]:
             if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(descriptor))) as each:
-                if each.family in (socket.AF_INET, socket.AF_INET6):
-                    if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        found.add(each.getsockname()[1])
+                is_inet = each.family in (socket.AF_INET, socket.AF_INET6)
+                if is_inet and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.add(each.getsockname()[1])
         except OSError:
             continue  # closed since it was listed
     return found
@@ -146,29 +153,19 @@ def await_ready(job: Launcher, count: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_a_rank_that_raises_ends_the_job_and_is_named_first(culprit: int) -> None:
-    before = listening_ports()
-    started = time.monotonic()
-    with pytest.raises(RankFailed) as caught:
-        launch(raise_on_one, culprit, num_devices=3, settings=SETTINGS)
-    assert time.monotonic() - started < 60.0 < SETTINGS.transport.timeout_s
+    job = Launcher(raise_on_one, (culprit,), devices=range(3), settings=SETTINGS)
+    with nothing_left(job):
+        messages = await_ready(job, 3)
+        job.tell("raise")
+        told = time.monotonic()
+        with pytest.raises(RankFailed) as caught:
+            list(messages)
+        assert time.monotonic() - told < AT_ONCE_S
     lines = str(caught.value).splitlines()
     assert lines[0] == f"rank {culprit} of 3 failed:"
     assert lines[1] == "Traceback (most recent call last):"
     assert lines[-1] == f"ZeroDivisionError: boom on {culprit}"
     assert "in raise_on_one" in str(caught.value)
-    assert listening_ports() - before == set() or caught.tb is not None
-
-
-def test_the_processes_of_a_job_that_failed_are_gone() -> None:
-    job = Launcher(launch_raise_on_one, devices=range(3), settings=SETTINGS)
-    with nothing_left(job), pytest.raises(RankFailed, match="rank 1 of 3 failed"):
-        started = time.monotonic()
-        list(job.messages(timeout_s=60.0))
-    assert time.monotonic() - started < 60.0
-
-
-def launch_raise_on_one(world: World, _: Mailbox) -> None:
-    raise_on_one(world, 1)
 
 
 @pytest.mark.parametrize("kind", [InputError, ConfigError])
@@ -235,14 +232,20 @@ def test_a_silent_job_is_an_error_after_the_timeout() -> None:
 
 
 def test_an_error_in_the_launchers_own_code_ends_its_ranks() -> None:
-    job = Launcher(wait_in_a_collective, (1,), devices=range(2), settings=SETTINGS)
-    with pytest.raises(KeyboardInterrupt), job:
-        await_ready(job, 2)
-        pidfds = [os.pidfd_open(pid) for pid in job.pids.values()]
-        raise KeyboardInterrupt
+    pidfds: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(pidfds)
     for pidfd in pidfds:
         assert has_ended(pidfd, within_s=5.0)
         os.close(pidfd)
+
+
+def interrupt(pidfds: list[int]) -> None:
+    with Launcher(wait_in_a_collective, (1,), devices=range(2), settings=SETTINGS) as job:
+        await_ready(job, 2)
+        pidfds += [os.pidfd_open(pid) for pid in job.pids.values()]
+        assert not any(has_ended(pidfd, within_s=0.0) for pidfd in pidfds)
+        raise KeyboardInterrupt
 
 
 # The launcher dies
@@ -330,7 +333,9 @@ def test_a_script_that_ends_leaves_no_process_and_no_file(tmp_path) -> None:
         process.stdin.flush()
         assert process.wait(timeout=30.0) == 0
         assert_ended(pidfds, within_s=5.0)
-    assert list((tmp_path / "temporary").iterdir()) == []
+    # torch makes an empty cache folder for its compiler whenever it is imported.
+    left = [path.name for path in (tmp_path / "temporary").iterdir() if not path.name.startswith("torchinductor_")]
+    assert left == []
 
 
 # Results, commands, logs
@@ -364,8 +369,8 @@ def test_everything_a_rank_prints_goes_to_its_log(tmp_path, capfd) -> None:
 def test_a_traceback_goes_to_the_ranks_log_too(tmp_path) -> None:
     settings = LaunchSettings(SETTINGS.transport, num_threads=1, logs=tmp_path)
     with pytest.raises(RankFailed):
-        launch(raise_on_one, 0, num_devices=2, settings=settings)
-    assert "ZeroDivisionError: boom on 0" in (tmp_path / "rank-0.log").read_text()
+        launch(divide_by_zero, num_devices=1, settings=settings)
+    assert "ZeroDivisionError: division by zero" in (tmp_path / "rank-0.log").read_text()
 
 
 def test_an_error_that_does_not_pickle_keeps_its_traceback() -> None:

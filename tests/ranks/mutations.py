@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from tests import models, oracle
-from tests.ranks import parity
+from tests.ranks import parity, test_steps
 from uneven.comm import World
 from uneven.layout import ModelLayout, ParallelPlan, ParameterSpec, Partition, Replicate, Segment, segments_of
 from uneven.parallel import initialize
@@ -199,6 +199,12 @@ def mutated_gradients(world: World, mutation: Mutation, name: str, plan: Paralle
     """The case `parity.gradients` with a fault in the product's code."""
     with mutation(plan, world.device):
         return parity.gradients(world, name, plan, rows)
+
+
+def mutated_training(world: World, mutation: Mutation, course: test_steps.Course, plan: ParallelPlan) -> Any:
+    """A training with a fault in the product's code."""
+    with mutation(plan, world.device):
+        return test_steps.train(world, course, plan)
 
 
 def mutated_loss(world: World, mutation: Mutation, name: str, plan: ParallelPlan, rows: parity.Rows) -> float:

@@ -35,10 +35,8 @@ def divided_model(spec: ModelSpec, plan: ParallelPlan, *, world: World, dtype: t
 
 def own_rows(plan: ParallelPlan, rows: Rows, *, device: int) -> Rows:
     """The samples of a global batch that this device's replica takes."""
-    replica = plan.replica_of(device)
-    samples = plan.samples(len(rows))
-    first = sum(samples[:replica])
-    return rows[first : first + samples[replica]]
+    own = plan.batch_range(plan.replica_of(device), global_batch=len(rows))
+    return rows[own.start : own.stop]
 
 
 def global_loss(world: World, plan: ParallelPlan, loss: torch.Tensor) -> float:

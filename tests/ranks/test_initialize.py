@@ -22,6 +22,8 @@ def local_weights(world: World, spec: ModelSpec, plan: ParallelPlan, seed: int) 
     layout = plan.layout_of(world.device)
     model = parallelize(build_model(spec, dtype=torch.float32), layout, world=world)
     fill_random(model, layout, spec=spec, device=world.device, seed=seed)
+    # Nobody leaves, and closes its connections, while others still build the group.
+    world.everyone(purpose="end").all_reduce(torch.zeros(1))
     return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
 
 

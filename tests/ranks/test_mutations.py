@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from tests import layouts, models
-from tests.ranks import mutations, parity
+from tests.ranks import mutations, parity, test_steps
 from tests.ranks.parity import Deviation
 from tests.ranks.pool import RankPool
 from uneven.errors import LayoutError
@@ -101,6 +101,20 @@ def test_parts_of_extra_ranks_left_unreduced_are_caught(pool: RankPool) -> None:
     wrong = found.wrong(VISIBLE)
     assert (3, "model.layers.0.mlp.gate_proj.weight") in wrong
     assert (0, "model.layers.0.mlp.gate_proj.weight") not in wrong
+
+
+def test_weights_stepped_by_unreduced_parts_are_caught(pool: RankPool) -> None:
+    """Fault 6 after two steps of the optimizer: replicas hold unlike weights, and neither holds the right ones."""
+    course = test_steps.Course("llama", num_steps=2)
+    plan = test_steps.plan_of(course, "4+3")
+    needed = test_steps.train_alone(course)
+    sound = pool.run(test_steps.train, course, plan, num_ranks=7)
+    assert max(test_steps.errors_of_weights(sound, plan, needed).values()) <= test_steps.WEIGHTS_TOLERANCE
+    case, mutation = mutations.mutated_training, mutations.extra_ranks_parts_left_unreduced
+    errors = test_steps.errors_of_weights(pool.run(case, mutation, course, plan, num_ranks=7), plan, needed)
+    last_rows = "model.layers.0.mlp.gate_proj.weight"
+    assert errors[3, last_rows] > VISIBLE
+    assert errors[6, last_rows] > VISIBLE
 
 
 def plan_with_dead_slot(name: str) -> ParallelPlan:
