@@ -2,6 +2,6 @@
 
 from uneven.comm.group import Group, Pending
 from uneven.comm.traffic import Traffic
-from uneven.comm.world import Backend, Transport, World, connect_store, serve_store
+from uneven.comm.world import Backend, Store, Transport, World, connect_store, serve_store
 
-__all__ = ["Backend", "Group", "Pending", "Traffic", "Transport", "World", "connect_store", "serve_store"]
+__all__ = ["Backend", "Group", "Pending", "Store", "Traffic", "Transport", "World", "connect_store", "serve_store"]

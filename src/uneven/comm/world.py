@@ -16,6 +16,7 @@ from uneven.comm.group import Group
 from uneven.comm.traffic import Traffic
 
 Backend = Literal["gloo", "nccl"]
+Store = dist.TCPStore
 
 
 def serve_store(host: str, *, timeout_s: float) -> dist.TCPStore:
@@ -92,4 +93,7 @@ class World:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timeout
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._transport.host)]
-        return dist.ProcessGroupGloo(store, rank, len(members), options)
+        group = dist.ProcessGroupGloo(store, rank, len(members), options)
+        # The constructor returns when this rank's connections stand; a member that left now would fail slower ones.
+        group.allreduce([torch.zeros(1)]).wait()
+        return group

@@ -75,7 +75,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         values = json.loads(text) if is_json else tomllib.loads(text)
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not {'JSON' if is_json else 'TOML'}: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a JSON object, found {type(values).__name__}")

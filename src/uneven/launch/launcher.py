@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from uneven.comm import Transport, serve_store
+from uneven.comm import Store, Transport, serve_store
 from uneven.errors import RankFailed
 from uneven.launch.rank import Failure, Message, Program, RankSettings, is_users_mistake, run_rank
 from uneven.launch.zygote import warm_up, zygote
@@ -63,18 +63,20 @@ class Launcher:
         self._devices = tuple(devices)
         self._settings = settings
         self._ranks: list[_Rank] = []
-        warm_up()
-        self._store = serve_store(settings.transport.host, timeout_s=settings.transport.timeout_s)
+        self._store: Store | None = None
 
     def __enter__(self) -> Self:
+        warm_up()
+        transport = self._settings.transport
+        self._store = serve_store(transport.host, timeout_s=transport.timeout_s)
         for index, device in enumerate(self._devices):
-            self._ranks.append(self._start(index, device))
+            self._ranks.append(self._start(index, device, port=self._store.port))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
 
-    def _start(self, index: int, device: int) -> _Rank:
+    def _start(self, index: int, device: int, *, port: int) -> _Rank:
         settings = self._settings
         transport = settings.transport
         if transport.torch_device == "cuda":
@@ -82,7 +84,7 @@ class Launcher:
         rank_settings = RankSettings(
             device=device,
             devices=self._devices,
-            port=self._store.port,
+            port=port,
             transport=transport,
             num_threads=settings.threads_for(len(self._devices)),
             log=None if settings.logs is None else settings.logs / f"rank-{device}.log",
@@ -179,7 +181,7 @@ class Launcher:
         return f"; the end of its log {log}:\n" + "\n".join(lines) if lines else f"; its log {log} is empty"
 
     def stop(self) -> None:
-        """End every rank that still runs, and wait for its end."""
+        """End every rank that still runs, wait for its end, and close the store's port."""
         for rank in self._ranks:
             if rank.process.is_alive():
                 rank.process.kill()
@@ -188,3 +190,4 @@ class Launcher:
             rank.connection.close()
             rank.lifeline.close()
         self._ranks = []
+        self._store = None

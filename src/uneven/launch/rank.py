@@ -1,6 +1,7 @@
 """What runs inside a rank's process: its line to the launcher, its world, and the program it was started for."""
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -95,13 +96,23 @@ def run_rank(
         text = traceback.format_exc()
         if settings.log is not None:
             print(text, file=sys.stderr, flush=True)
-        known = error if isinstance(error, UnevenError) else None
-        mailbox.post(Failure(time.monotonic(), text, known), kind="error")
+        mailbox.post(Failure(time.monotonic(), text, _portable(error)), kind="error")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         # Without torch's teardown, which may wait for peers that are gone.
         os._exit(status)
+
+
+def _portable(error: BaseException) -> UnevenError | None:
+    """An error of this package, if it survives the way to another process."""
+    if not isinstance(error, UnevenError):
+        return None
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:  # anything may be raised by what a subclass holds; its traceback is sent all the same
+        return None
+    return copy if isinstance(copy, UnevenError) else None
 
 
 def is_users_mistake(failure: Failure) -> bool:

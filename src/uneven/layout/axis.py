@@ -26,6 +26,8 @@ class LogicalAxis:
     unit_size: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise LayoutError(f"an axis has a name, found {self.name!r}")
         require_whole(f"axis {self.name!r}", size=self.size, unit_size=self.unit_size)
 
     @property

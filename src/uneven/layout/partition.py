@@ -5,6 +5,7 @@ contiguous, and a device may hold nothing.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,8 @@ Interval = tuple[int, int]
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """`total` indivisible things in proportion to `weights` by largest remainder; ties go to the earlier one."""
-    if not weights or min(weights) < 0 or not sum(weights) > 0:
-        raise LayoutError(
-            f"can't divide {total} by the weights {list(weights)}: none may be negative, one must be positive"
-        )
+    if not weights or not all(0 <= weight < math.inf for weight in weights) or not 0 < sum(weights) < math.inf:
+        raise LayoutError(f"can't divide {total} by the weights {list(weights)}: needed are numbers >= 0, not all 0")
     quotas = [total * weight / sum(weights) for weight in weights]
     counts = [int(quota) for quota in quotas]
     by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - quotas[i], i))

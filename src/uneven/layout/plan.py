@@ -121,7 +121,7 @@ class ParallelPlan:
         """The plan written by `dumps`; `where` names the file in errors."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"{where}: not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__

@@ -61,12 +61,6 @@ class DecoderShape:
     head_norms: bool
     is_tied: bool
 
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                f"num_attention_heads {self.num_heads} must be a multiple of num_key_value_heads {self.num_kv_heads}"
-            )
-
     @property
     def group(self) -> int:
         """Query heads per key and value head."""
@@ -84,29 +78,26 @@ def read_shape(config: Mapping[str, Any], *, where: str) -> tuple[str, DecoderSh
         )
     family = FAMILIES[name]
     num_heads = _size(config, "num_attention_heads", where=where)
-    hidden = _size(config, "hidden_size", where=where)
-    head_dim = config.get("head_dim") or family.default_head_dim
-    if head_dim is None and hidden % num_heads:
-        raise ModelError(
-            f"{where}: hidden_size {hidden} is not a multiple of num_attention_heads {num_heads}; set head_dim"
-        )
-    if config.get("num_key_value_heads", family.default_num_kv_heads) is None:
-        num_kv_heads = num_heads
-    else:
+    num_kv_heads = num_heads
+    if config.get("num_key_value_heads", family.default_num_kv_heads) is not None:
         num_kv_heads = _size(config, "num_key_value_heads", where=where, default=family.default_num_kv_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"{where}: num_attention_heads {num_heads} must be a multiple of num_key_value_heads {num_kv_heads}"
+        )
     return name, DecoderShape(
-        hidden=hidden,
+        hidden=_size(config, "hidden_size", where=where),
         mlp=_size(config, "intermediate_size", where=where),
         num_layers=_size(config, "num_hidden_layers", where=where),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim or hidden // num_heads,
+        head_dim=_head_dim(config, family, where=where),
         vocab=_size(config, "vocab_size", where=where),
-        qkv_bias=_flag(config, family.qkv_bias),
-        out_bias=_flag(config, family.out_bias),
-        mlp_bias=_flag(config, family.mlp_bias),
+        qkv_bias=_flag(config, family.qkv_bias, where=where),
+        out_bias=_flag(config, family.out_bias, where=where),
+        mlp_bias=_flag(config, family.mlp_bias, where=where),
         head_norms=family.head_norms,
-        is_tied=bool(config.get("tie_word_embeddings", False)),
+        is_tied=_flag(config, "tie_word_embeddings", where=where),
     )
 
 
@@ -117,8 +108,28 @@ def _size(config: Mapping[str, Any], key: str, *, where: str, default: int | Non
     return value
 
 
-def _flag(config: Mapping[str, Any], rule: bool | str) -> bool:
-    return rule if isinstance(rule, bool) else bool(config.get(rule, False))
+def _head_dim(config: Mapping[str, Any], family: Family, *, where: str) -> int:
+    """Width of a head; even, since rotary embeddings turn pairs of channels."""
+    head_dim = config.get("head_dim", family.default_head_dim)
+    if head_dim is None:
+        hidden, num_heads = config["hidden_size"], config["num_attention_heads"]
+        if hidden % num_heads:
+            raise ModelError(
+                f"{where}: hidden_size {hidden} is not a multiple of num_attention_heads {num_heads}; set head_dim"
+            )
+        head_dim = hidden // num_heads
+    else:
+        head_dim = _size(config, "head_dim", where=where, default=family.default_head_dim)
+    if head_dim % 2:
+        raise ModelError(f"{where}: head_dim must be even, for rotary embeddings, found {head_dim}")
+    return int(head_dim)
+
+
+def _flag(config: Mapping[str, Any], rule: bool | str, *, where: str) -> bool:
+    value = rule if isinstance(rule, bool) else config.get(rule, False)
+    if type(value) is not bool:
+        raise ModelError(f"{where}: {rule} must be true or false, found {value!r}")
+    return value
 
 
 def block_size(size: int) -> int:

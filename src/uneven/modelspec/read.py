@@ -1,6 +1,7 @@
 """Read a model's `config.json`: what it is made of, without loading torch or transformers."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from uneven.modelspec.families import build_structure, read_shape
 DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-2m" / "config.json"
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".safetensors")
 
 
@@ -65,7 +67,7 @@ def read_model(path: Path) -> ModelSpec:
         raise ModelError(f"model: expected a config.json or a folder that holds one, found nothing at {file}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{file}: expected a JSON object, found {type(config).__name__}")
@@ -88,7 +90,7 @@ def find_weights(model: Path) -> Path | None:
 
 
 def _refuse(config: Mapping[str, Any], *, where: str) -> None:
-    """Features inside a known family that would give a silent wrong answer."""
+    """Features inside a known family that would give a silent wrong answer, and values of a wrong kind."""
     if config.get("quantization_config"):
         raise ModelError(f"{where}: quantization_config is set; training needs plain floating-point weights")
     dropout = config.get("attention_dropout") or 0.0
@@ -96,8 +98,19 @@ def _refuse(config: Mapping[str, Any], *, where: str) -> None:
         raise ModelError(f"{where}: attention_dropout is {dropout}; only 0 is supported, set it to 0.0")
     if (config.get("pretraining_tp") or 1) != 1:
         raise ModelError(f"{where}: pretraining_tp is {config['pretraining_tp']}; only 1 is supported")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-    if kind in ("dynamic", "longrope"):
-        # Their frequencies depend on the lengths seen so far, which is state outside of the step.
-        raise ModelError(f"{where}: rope type {kind!r} is not understood; use default, linear, llama3 or yarn")
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.get(key) or {}
+        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+        # The frequencies of others depend on the lengths seen so far, which is state outside of the step.
+        if kind not in ROPE_TYPES:
+            raise ModelError(f"{where}: rope type {kind!r} is not understood; use default, linear, llama3 or yarn")
+    std = config.get("initializer_range", 0.02)
+    if not isinstance(std, int | float) or not 0 <= std < math.inf:
+        raise ModelError(f"{where}: initializer_range must be a number of at least 0, found {std!r}")
+    for key, least, most in (("max_position_embeddings", 1, None), ("pad_token_id", 0, config["vocab_size"] - 1)):
+        value = config.get(key)
+        if value is None:
+            continue
+        if type(value) is not int or value < least or (most is not None and value > most):
+            limit = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ModelError(f"{where}: {key} must be null or a whole number {limit}, found {value!r}")

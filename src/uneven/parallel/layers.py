@@ -48,7 +48,8 @@ class VocabRows:
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Local rows of `ids`, 0 where another rank holds the row, and whether this rank holds it; shapes of `ids`."""
-        rows = self._local_row[ids]
+        # Not by subscript, which would take a negative id for one from the end.
+        rows = self._local_row.index_select(0, ids.flatten()).view(ids.shape)
         return rows.clamp(min=0), rows >= 0
 
     def row(self, token: int) -> int | None:

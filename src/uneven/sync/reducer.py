@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from uneven.comm import Pending, World
+from uneven.errors import InputError
 from uneven.layout import ParallelPlan
 from uneven.sync.buckets import PURPOSE, Bucket, Piece, build_buckets
 
@@ -64,7 +65,8 @@ class GradReducer:
 
     Constructed by every rank. A step is `begin(num_backwards)`, that many backward passes (replicas may differ, and
     may have none), then `finish()`. Between them a parameter's `.grad` is taken into the buffers and set to None.
-    Gradients accumulate and reduce in fp32, or fp64 for a model in fp64.
+    Gradients accumulate and reduce in fp32, or fp64 for a model in fp64. A backward pass beyond those announced raises
+    InputError, since its gradients would miss the sum.
     """
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, *, world: World, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -74,6 +76,7 @@ class GradReducer:
         self._buckets = build_buckets(
             plan, world, bucket_bytes=bucket_bytes, dtype=torch.float64 if is_double else torch.float32
         )
+        self._num_backwards = 0
         self._missing: list[int] = []
         self._pending: list[Pending] = []
         self._next = 0
@@ -87,6 +90,7 @@ class GradReducer:
         for bucket in self._buckets:
             for buffer in bucket.buffers:
                 buffer.flat.zero_()
+        self._num_backwards = num_backwards
         self._missing = [
             num_backwards * sum(1 for pieces in bucket.pieces.values() if pieces) for bucket in self._buckets
         ]
@@ -110,6 +114,11 @@ class GradReducer:
         def collect(parameter: torch.Tensor) -> None:
             if parameter.grad is None:
                 return
+            if not self._missing or self._missing[index] == 0:
+                raise InputError(
+                    f"a gradient came after all {self._num_backwards} backward passes that begin() was told of; "
+                    f"call begin(num_backwards) once a step, with their number on this rank"
+                )
             for piece in pieces:
                 if piece.is_counted:
                     piece.view.add_(piece.of(parameter.grad))
