@@ -47,6 +47,19 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+PICTURED: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 160,
+    "intermediate_size": 448,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 5,
+    "head_dim": 16,
+    "vocab_size": 320,
+}
+"""The model of tests that state numbers and labels of pictures."""
+
+
 def model_spec(name: str, **overrides: Any) -> ModelSpec:
     """One of MODELS, with other sizes where given."""
     return parse_model(_COMMON | MODELS[name] | overrides, where=name)

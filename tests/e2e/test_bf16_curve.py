@@ -5,9 +5,9 @@ from pathlib import Path
 from benchmarks.bf16_curve import ONE, UNEVEN, arguments, compare, out
 from tests.e2e.command import uneven_here
 
-LARGEST, MEAN, HELDOUT = 0.06, 0.01, 0.02
-"""Tolerances in nats per token of a loss that falls from 5.6 to 2.4. One device with another micro-batch, whose sums
-are split otherwise too, differs from itself by 0.03 and 0.002."""
+LARGEST, MEAN, HELDOUT = 0.03, 0.005, 0.02
+"""Tolerances in nats per token of a loss that falls from 5.6 to 2.4: three times and more of what three seeds gave.
+One device with another micro-batch, whose sums are split otherwise too, differs from itself as much."""
 
 
 def test_a_bf16_run_on_uneven_replicas_follows_one_device(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.layouts import special_plan
+from tests.models import PICTURED
 from uneven.cli.plan import numbers_of, plan_app
 from uneven.errors import PlanError
 from uneven.layout import ParallelPlan, read_plan
-from uneven.modelspec import DEFAULT_MODEL, read_model
+from uneven.modelspec import parse_model
 
-STRUCTURE = read_model(DEFAULT_MODEL).structure
+STRUCTURE = parse_model(PICTURED).structure
 
 
 def run(*arguments):

@@ -1,21 +1,20 @@
 """What each device of a plan holds, in numbers."""
 
-import json
-
 import pytest
 
 from tests.layouts import SPECIAL, WORLDS, special_plan
+from tests.models import PICTURED
 from uneven import draw
 from uneven.draw import KV_HEADS, Held, holdings_of
 from uneven.draw.holdings import kv_groups
 from uneven.layout import ParallelPlan
-from uneven.modelspec import DEFAULT_MODEL, parse_model, read_model
+from uneven.modelspec import parse_model
 
-STRUCTURE = read_model(DEFAULT_MODEL).structure
+STRUCTURE = parse_model(PICTURED).structure
 
 
 def model(**changes):
-    return parse_model(json.loads(DEFAULT_MODEL.read_text()) | changes).structure
+    return parse_model(PICTURED | changes).structure
 
 
 def test_package_exports_what_it_promises():

@@ -1,25 +1,25 @@
 """The picture of a plan: its rows, its labels and its file."""
 
-import json
 from functools import cache
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.layouts import custom_layout, special_plan
+from tests.models import PICTURED
 from uneven.draw import draw_plan
 from uneven.draw.palette import colours_of, ink_on
 from uneven.draw.plan import MOST_PANELS, short_count
 from uneven.draw.rows import MOST_ROWS, Gap, Row, rows_of
 from uneven.errors import ConfigError
 from uneven.layout import ParallelPlan, ReplicaPlan
-from uneven.modelspec import DEFAULT_MODEL, parse_model, read_model
+from uneven.modelspec import parse_model
 
-STRUCTURE = read_model(DEFAULT_MODEL).structure
+STRUCTURE = parse_model(PICTURED).structure
 
 
 def model(**changes):
-    return parse_model(json.loads(DEFAULT_MODEL.read_text()) | changes).structure
+    return parse_model(PICTURED | changes).structure
 
 
 def even(shares, **changes):

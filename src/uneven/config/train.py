@@ -36,13 +36,13 @@ class TrainSection(Section):
     after `max_nonfinite` such steps in a row the job stops.
     """
 
-    steps: PositiveInt = 400
-    seq_len: PositiveInt = 256
-    global_batch: PositiveInt = 12
-    micro_batch: PositiveInt = 8
-    lr: float = Field(default=4e-3, gt=0, allow_inf_nan=False)
-    min_lr: float = Field(default=4e-4, ge=0, allow_inf_nan=False)
-    warmup_steps: int = Field(default=20, ge=0, strict=True)
+    steps: PositiveInt = 500
+    seq_len: PositiveInt = 128
+    global_batch: PositiveInt = 9
+    micro_batch: PositiveInt = 6
+    lr: float = Field(default=6e-3, gt=0, allow_inf_nan=False)
+    min_lr: float = Field(default=3e-4, ge=0, allow_inf_nan=False)
+    warmup_steps: int = Field(default=25, ge=0, strict=True)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     betas: tuple[Beta, Beta] = (0.9, 0.95)

@@ -11,7 +11,7 @@ from uneven.errors import ModelError
 from uneven.layout import ModelStructure
 from uneven.modelspec.families import build_structure, read_shape
 
-DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-2m" / "config.json"
+DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-1m" / "config.json"
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
