@@ -15,6 +15,30 @@ from uneven.cli.main import main
 
 TIMEOUT_S = 180
 
+TINY_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 40,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "head_dim": 8,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+    "eos_token_id": 256,
+    "bos_token_id": None,
+}
+
+
+def write_tiny_files(folder: Path) -> None:
+    """A model's folder with a configuration, and a corpus, for `TinyJob`."""
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text(json.dumps(TINY_MODEL))
+    (folder / "corpus").mkdir()
+    for index in range(40):
+        words = " ".join(f"line {index * 31 + n} of {n * n % 17}" for n in range(60))
+        (folder / "corpus" / f"{index}.txt").write_text(words)
+
 
 def uneven(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`uneven ARGUMENTS` in `cwd`, with its output; never waits for ever."""

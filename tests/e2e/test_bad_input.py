@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.command import TinyJob, uneven, uneven_here
-from tests.e2e.conftest import TINY_MODEL
+from tests.e2e.command import TINY_MODEL, TinyJob, uneven, uneven_here
 from uneven.layout import ParallelPlan
 from uneven.modelspec import parse_model
 

@@ -184,3 +184,10 @@ def test_no_rank_ever_holds_whole_logits(pool: RankPool) -> None:
     with LargestOutput() as largest:
         oracle.call(stock, rows, num_tokens=rows[:, 1:].size).backward()
     assert math.prod(largest.shape) >= num_logits
+
+
+@pytest.mark.parametrize("token", [-1, 1003])
+def test_a_token_outside_of_the_vocabulary_is_an_error(token: int) -> None:
+    rows = VocabRows(((0, 500), (600, 1003)), 1003, device=torch.device("cpu"))
+    with pytest.raises(IndexError):
+        rows.lookup(torch.tensor([[3, token]]))
