@@ -288,7 +288,7 @@ def test_a_plan_with_an_entry_left_out_is_refused(path: tuple) -> None:
     assert plan is None or plan != ParallelPlan.loads(json.dumps(VALID), where="valid") or path[-1] in (2, 3)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(path=st.sampled_from(PATHS), value=json_values)
 def test_a_plan_with_an_entry_replaced_is_read_or_refused(path: tuple, value: Any) -> None:
     """What is read is a plan: it is written as it was read, and its sizes can be asked for."""
