@@ -224,6 +224,20 @@ def test_ctrl_c_ends_cleanly_and_saves(tiny: TinyJob) -> None:
     assert_nothing_is_left(process.pid)
 
 
+def test_ctrl_c_while_torch_is_loading_is_one_message(tiny: TinyJob) -> None:
+    process = start(tiny, train__steps=3)
+    deadline = time.monotonic() + 60
+    while len(processes_of_group(process.pid)) < 3:  # the launcher, a resource tracker, and the zygote
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors == "Interrupted: training was ended before it began\n"
+    assert not (tiny.folder / "run").exists()
+    assert_nothing_is_left(process.pid)
+
+
 def test_a_killed_rank_ends_the_job_by_name_and_leaves_nothing(tiny: TinyJob) -> None:
     process = start(tiny, train__steps=100_000)
     wait_for_steps(tiny, process, 2)

@@ -56,7 +56,8 @@ def train(
     try:
         run_job(_prepare(settings, console), folder, console=console)
     except KeyboardInterrupt:
-        raise Interrupted(f"ended before the model was saved; {folder} has the metrics, if it had begun") from None
+        kept = f"before the model was saved; {folder} keeps metrics and logs" if folder.exists() else "before it began"
+        raise Interrupted(f"training was ended {kept}") from None
 
 
 def _parse_weights(text: str) -> list[int]:

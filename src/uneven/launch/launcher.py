@@ -20,7 +20,7 @@ from typing import Any, Self, final
 from uneven.comm import Store, Transport, serve_store
 from uneven.errors import RankFailed
 from uneven.launch.rank import Failure, Message, Program, RankSettings, is_users_mistake, run_rank
-from uneven.launch.zygote import warm_up, zygote
+from uneven.launch.zygote import interrupts_blocked, warm_up, zygote
 
 GRACE_S = 0.3
 """After a first failure, how long to listen for the one that caused it: peers raise within 0.1 s of a death."""
@@ -69,8 +69,13 @@ class Launcher:
         warm_up()
         transport = self._settings.transport
         self._store = serve_store(transport.host, timeout_s=transport.timeout_s)
-        for index, device in enumerate(self._devices):
-            self._ranks.append(self._start(index, device, port=self._store.port))
+        try:
+            with interrupts_blocked():
+                for index, device in enumerate(self._devices):
+                    self._ranks.append(self._start(index, device, port=self._store.port))
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

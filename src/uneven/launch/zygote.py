@@ -5,7 +5,9 @@ Importing torch takes seconds for each process; a fork takes milliseconds.
 
 import multiprocessing
 import signal
-from multiprocessing import forkserver
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
 PRELOAD = ("__main__", "torch", "uneven.launch.rank", "uneven.parallel", "uneven.sync", "uneven.optim")
@@ -22,10 +24,20 @@ def warm_up(*modules: str) -> None:
     Effective before the first rank is started; later calls change nothing.
     """
     zygote().set_forkserver_preload([*PRELOAD, *modules])
-    # A terminal sends Ctrl-C to all processes of a job, and the launcher alone decides what it means: the zygote and
-    # the ranks inherit the signal blocked.
+    # The tracker comes first, since starting it unblocks the signal.
+    resource_tracker.ensure_running()
+    with interrupts_blocked():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Hold Ctrl-C back until the end, and keep it from the processes that are started within.
+
+    A terminal sends it to all processes of a job, and the launcher alone decides what it means.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
