@@ -231,7 +231,7 @@ def test_ctrl_c_while_torch_is_loading_is_one_message(tiny: TinyJob) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors == "Interrupted: training was ended before it began\n"
     assert not (tiny.folder / "run").exists()
