@@ -151,13 +151,24 @@ def test_a_mistake_is_one_message_and_code_2_in_a_shell_too(tiny: TinyJob) -> No
     assert result.stderr == "error: --shares 0: replica 0 has share 0; shares must be positive numbers\n"
 
 
-def test_a_configuration_that_transformers_refuses_leaves_no_folder(tiny: TinyJob) -> None:
-    write_config("odd.json", hidden_size=44)(tiny.folder)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": 44}, ["hidden size (44)", "(5)"]),
+        ({"hidden_act": "wavy"}, ["wavy"]),
+        ({"rms_norm_eps": "small"}, ["rms_norm_eps", "small"]),
+    ],
+)
+def test_a_configuration_that_transformers_refuses_leaves_no_folder(
+    tiny: TinyJob, change: dict[str, Any], words: list[str]
+) -> None:
+    write_config("odd.json", **change)(tiny.folder)
     result = tiny.train(model="odd.json")
     assert result.returncode == 2
-    assert "44" in result.stderr
-    assert "5" in result.stderr
+    assert result.stderr.startswith("error: transformers refuses this llama configuration: ")
     assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
     assert not (tiny.folder / "run").exists()
 
 

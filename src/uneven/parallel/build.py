@@ -1,7 +1,6 @@
 """A stock transformers model from its configuration alone, without weights."""
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from uneven.errors import ModelError
@@ -16,17 +15,17 @@ def build_model(spec: ModelSpec, *, dtype: torch.dtype) -> PreTrainedModel:
     settings = {key: value for key, value in spec.config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     try:
         config = AutoConfig.for_model(spec.family, **settings)
-    except (ValueError, TypeError, StrictDataclassError) as error:
+        config.dtype = dtype
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:  # of many kinds: whatever a stock class does with a value that it can't use
         raise ModelError(f"transformers refuses this {spec.family} configuration: {_cause(error)}") from error
-    config.dtype = dtype
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model
 
 
 def _cause(error: Exception) -> str:
-    """What was wrong, in the words of the innermost error."""
+    """The innermost error: its kind, since some say nothing but a key, and its words."""
     inner = error
     while isinstance(inner.__cause__, Exception):
         inner = inner.__cause__
-    return " ".join(str(inner).split())
+    return f"{type(inner).__name__}: {' '.join(str(inner).split())}"
