@@ -1,4 +1,4 @@
-# `make train` and `make test` set up what they need first. Further flags: `make train ARGS="--steps 20"`.
+# `make train` and `make test` set up what they need first. Further flags: `make train ARGS="--set train.steps=20"`.
 ARGS ?=
 
 .PHONY: train test check clean

@@ -65,6 +65,21 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "infinite share": (nothing, ["--shares", "1,inf"], ["replica 1", "inf", "positive"]),
     "share that is no number": (nothing, ["--shares", "1,a"], ["--shares 1,a", "numbers"]),
     "zero devices": (nothing, ["--replicas", "2,0"], ["--replicas 2,0", "at least 1"]),
+    "a share too small for a unit": (nothing, ["--shares", "1e-9:1,1"], ["replica 0", "1e-09", "device 0 no unit"]),
+    "a degree beyond any machine": (nothing, ["--replicas", "9999999999999"], ["parallel.replicas.0", "65536"]),
+    "a key below a value": (nothing, ["--set", "train.steps.x=1"], ["--set train.steps.x=1", "'train.steps'", "value"]),
+    "a timeout below a second": (nothing, ["--set", "launch.timeout_s=1e-9"], ["launch.timeout_s", "equal to 1"]),
+    "too many threads": (nothing, ["--set", "launch.threads=1000000000"], ["launch.threads", "1024"]),
+    "a seed beyond 64 bits": (nothing, ["--set", f"seed={2**63}"], ["seed", "less than", str(2**63)]),
+    "a tiny temperature": (nothing, ["--set", "sample.temperature=1e-320"], ["sample.temperature", "0.001"]),
+    "a prompt that is no text": (nothing, ["--set", "sample.prompt=\udcff"], ["surrogate"]),
+    "a cache in nobody's home": (nothing, ["--set", "data.cache=~nosuchuser/x"], ["data.cache", "~nosuchuser"]),
+    "a name that is too long": (nothing, ["--set", f"model={'n' * 300}"], ["nnn", "too long"]),
+    "rope_theta below 0": (
+        write_config("r.json", rope_theta=-1),
+        ["--set", "model=r.json"],
+        ["r.json", "rope_theta", "-1", "above 0"],
+    ),
     "replicas that are no numbers": (nothing, ["--replicas", "2+1"], ["--replicas 2+1", "4,3"]),
     "more devices than units": (nothing, ["--replicas", "99"], ["99 devices", "88 of mlp", "5 of heads"]),
     "a replica without samples": (nothing, ["--batch-shares", "100:1"], ["replica 1", "1 of 101", "global_batch is 7"]),
@@ -157,6 +172,7 @@ def test_a_mistake_is_one_message_and_code_2_in_a_shell_too(tiny: TinyJob) -> No
         ({"hidden_size": 44}, ["hidden size (44)", "(5)"]),
         ({"hidden_act": "wavy"}, ["wavy"]),
         ({"rms_norm_eps": "small"}, ["rms_norm_eps", "small"]),
+        ({"rope_scaling": {"rope_type": "linear"}}, ["factor"]),
     ],
 )
 def test_a_configuration_that_transformers_refuses_leaves_no_folder(
@@ -170,6 +186,13 @@ def test_a_configuration_that_transformers_refuses_leaves_no_folder(
     for word in words:
         assert word in result.stderr
     assert not (tiny.folder / "run").exists()
+
+
+def test_a_folder_below_a_file_is_refused_before_anything_else(tiny: TinyJob) -> None:
+    (tiny.folder / "file").write_text("")
+    result = tiny.train(out="file/run")
+    assert result.returncode == 2
+    assert result.stderr.endswith("is no folder\n")
 
 
 def test_an_unknown_flag_is_code_2(tiny: TinyJob) -> None:

@@ -117,7 +117,9 @@ class _Writer:
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(listing, indent=2) + "\n")
 
     def _flush(self) -> None:
-        save_file(self._waiting, self._part(len(self._files)), metadata={"format": "pt"})
+        part = self._part(len(self._files))
+        save_file(self._waiting, part, metadata={"format": "pt"})
+        part.chmod(0o644)  # safetensors writes for the owner alone
         self._num_bytes += sum(t.numel() * t.element_size() for t in self._waiting.values())
         self._files.append(list(self._waiting))
         self._waiting = {}

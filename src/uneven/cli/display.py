@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self, final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -21,13 +22,17 @@ def describe_job(job: Job, console: Console) -> None:
     structure, dataset = job.plan.structure, job.dataset
     degrees = " + ".join(str(len(replica.layout.devices)) for replica in job.plan.replicas)
     samples = " + ".join(map(str, job.plan.samples(job.config.train.global_batch)))
-    weights = f"weights of {job.design.weights}" if job.design.weights else f"random weights, seed {job.config.seed}"
+    weights = (
+        f"weights of {escape(str(job.design.weights))}"
+        if job.design.weights
+        else f"random weights, seed {job.config.seed}"
+    )
     console.print(
         f"[bold]model[/]    {structure.family}, {structure.num_parameters:,} parameters, {job.config.train.precision}, "
         f"{weights}"
     )
     console.print(
-        f"[bold]data[/]     {job.corpus.description}, {job.corpus.num_bytes / 1e6:.1f} MB, "
+        f"[bold]data[/]     {escape(job.corpus.description)}, {job.corpus.num_bytes / 1e6:.1f} MB, "
         f"{dataset.num_tokens:,} tokens, fingerprint {job.corpus.fingerprint[:12]}"
     )
     console.print(
@@ -107,11 +112,15 @@ class TrainingDisplay:
             table.add_row("skipped", f"{outcome.num_skipped} steps with gradients that were not finite")
         table.add_row("held-out loss", f"{outcome.heldout_loss:.6f} nats/token on {outcome.num_heldout} sequences")
         if check.reloaded_loss is not None:
-            table.add_row("", f"{check.reloaded_loss:.6f} by from_pretrained({str(self._folder / 'model')!r})")
+            table.add_row(
+                "", f"{check.reloaded_loss:.6f} by from_pretrained({escape(repr(str(self._folder / 'model')))})"
+            )
+        if check.problem is not None:
+            table.add_row("not checked", escape(check.problem))
         entropy = self._job.dataset.unigram_entropy
         table.add_row("unigram entropy", f"{entropy:.6f} nats/token, what token frequencies alone give")
         files = ", ".join(sorted(path.name for path in self._folder.iterdir()))
-        table.add_row("files", f"{self._folder}: {files}")
+        table.add_row("files", escape(f"{self._folder}: {files}"))
         self._console.print()
         self._console.print(table)
         if check.text is not None:

@@ -1,35 +1,40 @@
-"""The command line. Exit codes: 0 done, 2 the user's mistake, 1 anything else."""
+"""The way in. Exit codes: 0 done, 2 the user's mistake, 1 anything else."""
 
+import errno
+import signal
 import sys
 
-import typer
-
-from uneven.cli.plan import plan_app
-from uneven.cli.train import train_app
 from uneven.errors import InputError, UnevenError
 
-app = typer.Typer(
-    name="uneven",
-    help="Train language models on hardware that is not uniform, by nonuniform tensor parallelism.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.add_typer(train_app)
-app.add_typer(plan_app, name="plan")
+USERS_PATHS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EROFS)
+"""What the system says of a path that was given wrongly."""
 
 
 def main() -> None:
     """Run the command line; an error of this package becomes one message and an exit code."""
+    # An end from outside is cleaned up after like Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
+        # Here and not at the top: Ctrl-C while the commands load must not show where.
+        from uneven.cli.app import app
+
         app()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(f"error: {error}", code=2)
     except UnevenError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
+        _end(f"{type(error).__name__}: {error}", code=1)
+    except KeyboardInterrupt:
+        _end("Interrupted: ended before it began", code=1)
+    except OSError as error:
+        if error.errno not in USERS_PATHS:
+            raise
+        _end(f"error: {error.filename}: {error.strerror}", code=2)
+
+
+def _end(message: str, *, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`uneven train`: check everything, train with a progress bar, end with a summary."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from uneven.launch.zygote import warm_up
 from uneven.train.job import Design, Job, design_job, prepare_job
 
 train_app = typer.Typer()
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @train_app.command()
@@ -50,14 +53,23 @@ def train(
     }
     settings = load_config(config, settings=set_ or (), flags=flags)
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    if folder.exists():
-        raise ConfigError(f"--out {folder}: exists already; a run needs a new folder")
+    _check_new(folder)
     console = plain_console()
     try:
         run_job(_prepare(settings, console), folder, console=console)
     except KeyboardInterrupt:
         kept = f"before the model was saved; {folder} keeps metrics and logs" if folder.exists() else "before it began"
         raise Interrupted(f"training was ended {kept}") from None
+
+
+def _check_new(folder: Path) -> None:
+    """Raise ConfigError unless a folder of this name could be made."""
+    if folder.exists():
+        raise ConfigError(f"--out {folder}: exists already; a run needs a new folder")
+    parent = next(path for path in folder.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        kind = "can't be written to" if parent.is_dir() else "is no folder"
+        raise ConfigError(f"--out {folder}: can't be made, since {parent} {kind}")
 
 
 def _parse_weights(text: str) -> list[int]:
@@ -94,15 +106,15 @@ def run_job(job: Job, folder: Path, *, console: Console) -> None:
 
 @contextmanager
 def _stop_on_signals(request_stop: Callable[[], None], *, console: Console) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks for a stop, the second one interrupts."""
+    """The first Ctrl-C, SIGTERM or SIGHUP asks for a stop, the second one interrupts."""
 
     def stop(number: int, _: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for again in STOP_SIGNALS:
+            signal.signal(again, signal.default_int_handler)
         console.print("stopping after this step; once more to end at once")
         request_stop()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         yield
     finally:

@@ -1,14 +1,14 @@
 """Counters of what a rank puts into collectives, by purpose; the only record of communication that is needed.
 
 Bytes sent are those of the bandwidth-optimal algorithm that NCCL and gloo both run: an all-reduce of n bytes over g
-ranks sends 2 (g - 1) / g n from each, a gather or broadcast along a ring (g - 1) / g n.
+ranks sends 2 (g - 1) / g n from each.
 """
 
 from collections import Counter
 from fractions import Fraction
 from typing import Literal
 
-Operation = Literal["all_reduce", "all_gather", "broadcast", "send", "receive"]
+Operation = Literal["all_reduce", "send", "receive"]
 
 
 class Traffic:
@@ -34,8 +34,7 @@ class Traffic:
         for (of, operation, size), count in self._payload.items():
             if of != purpose or operation == "receive":
                 continue
-            rounds = 2 if operation == "all_reduce" else 1
-            total += Fraction(count) if operation == "send" else Fraction(rounds * (size - 1) * count, size)
+            total += Fraction(count) if operation == "send" else Fraction(2 * (size - 1) * count, size)
         return total
 
     def purposes(self) -> list[str]:

@@ -4,6 +4,7 @@ Groups are built by their members alone, each on a prefix of the store of its ow
 not concerned. `torch.distributed` is called in this package only.
 """
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from uneven.comm.group import Group
 from uneven.comm.traffic import Traffic
+from uneven.errors import LayoutError
 
 Backend = Literal["gloo", "nccl"]
 Store = dist.TCPStore
@@ -21,7 +23,17 @@ Store = dist.TCPStore
 
 def serve_store(host: str, *, timeout_s: float) -> dist.TCPStore:
     """The meeting place, on a port that the system chooses (`.port`); lives as long as the returned value."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    # The store takes the socket over; left to itself it would listen on all interfaces.
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )
 
 
 def connect_store(host: str, port: int, *, timeout_s: float) -> dist.TCPStore:
@@ -59,11 +71,17 @@ class World:
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
 
     def group(self, devices: Sequence[int], *, purpose: str) -> Group:
-        """The group of `devices` for one purpose, built on first use; called by its members only.
+        """The group of `devices` for one purpose, built on first use; called by its members only, else LayoutError.
 
         Purposes are counted apart and never share a communicator, so their operations may overlap freely.
         """
         members = tuple(devices)
+        strangers = sorted(set(members) - set(self.devices))
+        if strangers or self.device not in members:
+            raise LayoutError(
+                f"device {self.device} of the devices {list(self.devices)} can't join a group of {list(members)}: "
+                + (f"{strangers} are not in this job" if strangers else "it is not one of them")
+            )
         key = (purpose, members)
         if key not in self._groups:
             process_group = self._connect(members, purpose=purpose) if len(members) > 1 else None

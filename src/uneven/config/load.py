@@ -129,6 +129,10 @@ def _refuse_unknown(values: Mapping[str, Any], *, where: str) -> None:
     for key, value in values.items():
         if key in sections and not isinstance(value, dict):
             raise ConfigError(f"{where}: {key!r} is a section with keys of its own, found the value {value!r}")
+        if key in sections:
+            for name, item in value.items():
+                if isinstance(item, dict):
+                    raise ConfigError(f"{where}: '{key}.{name}' is a value without keys of its own, found {item!r}")
         found = [f"{key}.{name}" for name in value] if isinstance(value, dict) and value else [key]
         for name in found:
             if name not in known and name not in sections:

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 Precision = Literal["bf16", "fp32", "fp64"]
 PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+Degree = Annotated[int, Field(ge=1, le=65536, strict=True)]
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -59,7 +60,7 @@ class ParallelSection(Section):
     `batch_shares` weighs the replicas in the global batch; by default a replica counts by its devices.
     """
 
-    replicas: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_list)] | None = Field(default=None, min_length=1)
+    replicas: Annotated[tuple[Degree, ...], BeforeValidator(_as_list)] | None = Field(default=None, min_length=1)
     shares: tuple[tuple[Share, ...], ...] | None = Field(default=None, min_length=1)
     batch_shares: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_list)] | None = None
     plan: Path | None = None
@@ -80,7 +81,14 @@ class SampleSection(Section):
 
     prompt: str = "def "
     tokens: int = Field(default=160, ge=0, strict=True)
-    temperature: float = Field(default=0.7, ge=0, allow_inf_nan=False)
+    temperature: float = Field(default=0.7, ge=0, le=100)
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_tiny(cls, value: float) -> float:
+        if 0 < value < 1e-3:
+            raise ValueError("input should be 0 or at least 0.001")
+        return value
 
 
 class LogSection(Section):
@@ -92,8 +100,8 @@ class LogSection(Section):
 class LaunchSection(Section):
     """`threads` of the CPU for each rank (default: an equal part of the cores); bound on a collective in seconds."""
 
-    threads: PositiveInt | None = None
-    timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    threads: int | None = Field(default=None, ge=1, le=1024, strict=True)
+    timeout_s: float = Field(default=600.0, ge=1, le=604800)
 
 
 class TrainConfig(Section):
@@ -107,7 +115,7 @@ class TrainConfig(Section):
     model: Path | None = None
     tokenizer: str | None = None
     device: Literal["cpu", "cuda"] = "cpu"
-    seed: int = Field(default=0, ge=0, strict=True)
+    seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     parallel: ParallelSection = ParallelSection()

@@ -19,9 +19,11 @@ Interval = tuple[int, int]
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """`total` indivisible things in proportion to `weights` by largest remainder; ties go to the earlier one."""
-    if not weights or not all(0 <= weight < math.inf for weight in weights) or not 0 < sum(weights) < math.inf:
+    if not weights or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
         raise LayoutError(f"can't divide {total} by the weights {list(weights)}: needed are numbers >= 0, not all 0")
-    quotas = [total * weight / sum(weights) for weight in weights]
+    largest = max(weights)
+    parts = [weight / largest for weight in weights]
+    quotas = [total * part / sum(parts) for part in parts]
     counts = [int(quota) for quota in quotas]
     by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - quotas[i], i))
     for i in by_remainder[: total - sum(counts)]:

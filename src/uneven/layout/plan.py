@@ -65,6 +65,12 @@ class ParallelPlan:
                 module: Partition.from_shares(axis.num_units, by_device) for module, axis in structure.axes.items()
             }
             layout = ModelLayout(structure, tuple(by_device), partitions)
+            for device, weight in by_device.items():
+                if not any(partition.count(device) for partition in partitions.values()):
+                    raise PlanError(
+                        f"replica {index}: the share {weight:g} of {list(weights)} gives device {device} no unit of "
+                        f"any kind; leave the device out or give it a larger share"
+                    )
             replicas.append(ReplicaPlan(layout, batch_shares[index] if batch_shares else len(weights)))
         return cls(tuple(replicas))
 

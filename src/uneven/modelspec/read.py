@@ -104,6 +104,8 @@ def _refuse(config: Mapping[str, Any], *, where: str) -> None:
         # The frequencies of others depend on the lengths seen so far, which is state outside of the step.
         if kind not in ROPE_TYPES:
             raise ModelError(f"{where}: rope type {kind!r} is not understood; use default, linear, llama3 or yarn")
+        _require_positive(rope.get("rope_theta", 1.0) if isinstance(rope, dict) else 1.0, "rope_theta", where=where)
+    _require_positive(config.get("rope_theta", 1.0), "rope_theta", where=where)
     std = config.get("initializer_range", 0.02)
     if not isinstance(std, int | float) or not 0 <= std < math.inf:
         raise ModelError(f"{where}: initializer_range must be a number of at least 0, found {std!r}")
@@ -114,3 +116,8 @@ def _refuse(config: Mapping[str, Any], *, where: str) -> None:
         if type(value) is not int or value < least or (most is not None and value > most):
             limit = f"of at least {least}" if most is None else f"from {least} to {most}"
             raise ModelError(f"{where}: {key} must be null or a whole number {limit}, found {value!r}")
+
+
+def _require_positive(value: Any, key: str, *, where: str) -> None:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelError(f"{where}: {key} must be a number above 0, found {value!r}")

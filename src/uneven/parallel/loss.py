@@ -81,6 +81,8 @@ class VocabParallelLoss:
                 "training needs num_items_in_batch, the number of target tokens in the global batch: a mean over "
                 "one replica's tokens would weigh replicas of unlike batches wrongly"
             )
+        if isinstance(num_items_in_batch, int) and num_items_in_batch < 1:
+            raise InputError(f"num_items_in_batch must be at least 1, found {num_items_in_batch}")
         targets_N = shift_labels.reshape(-1)
         is_counted_N = targets_N != IGNORE
         rows_N, is_mine_N = self._rows.lookup(targets_N.where(is_counted_N, 0))

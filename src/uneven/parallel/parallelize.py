@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from uneven.comm import Group, World
 from uneven.errors import LayoutError
 from uneven.layout import Interval, ModelLayout, ParameterSpec, Shard
+from uneven.modelspec import parse_model
 from uneven.parallel.attention import NAME, queries_per_kv_head, register_attention
 from uneven.parallel.layers import RowParallelLinear, VocabParallelEmbedding, VocabRows
 from uneven.parallel.loss import VocabParallelLoss
@@ -55,6 +56,13 @@ def _check_same_model(model: PreTrainedModel, layout: ModelLayout) -> None:
                 f"the layout does not describe this {type(model).__name__}: parameter {name} has shape "
                 f"{found.get(name, 'none (not in the model)')}, the layout says {needed.get(name, 'no such parameter')}"
             )
+    if parse_model(model.config.to_dict(), where=f"the configuration of this {type(model).__name__}").structure != (
+        layout.structure
+    ):
+        raise LayoutError(
+            f"the layout does not describe this {type(model).__name__}: the shapes agree, but its configuration groups "
+            f"heads or units otherwise than the layout's {layout.structure.family} model"
+        )
 
 
 def _narrow(model: PreTrainedModel, spec: ParameterSpec, *, layout: ModelLayout, world: World) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from uneven.comm import Pending, World
-from uneven.errors import InputError
+from uneven.errors import InputError, LayoutError
 from uneven.layout import ParallelPlan
 from uneven.sync.buckets import PURPOSE, Bucket, Piece, build_buckets
 
@@ -70,6 +70,8 @@ class GradReducer:
     """
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, *, world: World, bucket_bytes: int = BUCKET_BYTES) -> None:
+        if set(plan.devices) != set(world.devices):
+            raise LayoutError(f"the plan has the devices {list(plan.devices)}, this job {list(world.devices)}")
         parameters = dict(model.named_parameters())
         is_double = any(parameter.dtype == torch.float64 for parameter in parameters.values())
         self._world = world

@@ -12,14 +12,20 @@ from uneven.train.records import Check
 
 
 def check_folder(job: Job, folder: Path, *, device: torch.device) -> Check:
-    """The held-out loss and a sample of text of the model in `folder`, each where the configuration asks for it."""
+    """The held-out loss and a sample of text of the model in `folder`, each where the configuration asks for it.
+
+    What goes wrong here is told and not raised: the model has been saved.
+    """
     config = job.config
     if not config.eval.reload and not config.sample.tokens:
-        return Check(None, None)
+        return Check()
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder).to(device).eval()
-    loss = heldout_loss(job, model) if config.eval.reload else None
-    return Check(loss, generate(job, model) if config.sample.tokens else None)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder).to(device).eval()
+        loss = heldout_loss(job, model) if config.eval.reload else None
+        return Check(loss, generate(job, model) if config.sample.tokens else None)
+    except Exception as error:  # of transformers or the disk, whatever it is
+        return Check(problem=f"{type(error).__name__}: {error}")
 
 
 @torch.no_grad()

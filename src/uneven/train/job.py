@@ -67,6 +67,7 @@ def design_job(config: TrainConfig) -> Design:
             f"tokenizer {tokenizer.source!r} has {tokenizer.vocab_size} tokens, the model's vocabulary only "
             f"{spec.vocab_size} (vocab_size); use a model with at least {tokenizer.vocab_size}"
         )
+    tokenizer.encode(config.sample.prompt)
     weights = None if config.model is None else find_weights(config.model)
     return Design(config, spec, weights, make_plan(config, spec), tokenizer)
 
@@ -85,7 +86,7 @@ def prepare_job(design: Design, *, progress: Progress | None = None) -> Job:
         design.tokenizer,
         seq_len=config.train.seq_len,
         holdout=config.data.holdout,
-        cache=config.data.cache.expanduser(),
+        cache=_home(config.data.cache),
         progress=progress,
     )
     if dataset.num_train < config.train.global_batch:
@@ -94,6 +95,13 @@ def prepare_job(design: Design, *, progress: Progress | None = None) -> Job:
             f"train.global_batch = {config.train.global_batch} of them"
         )
     return Job(design, dataset, corpus)
+
+
+def _home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"data.cache {path}: {error}") from None
 
 
 def make_plan(config: TrainConfig, spec: ModelSpec) -> ParallelPlan:

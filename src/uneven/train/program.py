@@ -50,7 +50,7 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
         mailbox.post(outcome)
         # Weights that overflowed can neither be compared nor write.
         can_check = math.isfinite(outcome.heldout_loss)
-        mailbox.post(check_folder(job, folder / MODEL, device=world.torch_device) if can_check else Check(None, None))
+        mailbox.post(check_folder(job, folder / MODEL, device=world.torch_device) if can_check else Check())
 
 
 @final

@@ -36,7 +36,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The saved folder, loaded by plain transformers: its held-out loss, and text that it generated."""
+    """The saved folder, loaded by plain transformers: its held-out loss, text that it generated, or why not."""
 
-    reloaded_loss: float | None
-    text: str | None
+    reloaded_loss: float | None = None
+    text: str | None = None
+    problem: str | None = None

@@ -71,24 +71,26 @@ class TrainingRun:
                     self._log(event, metrics)
                 elif isinstance(event, Outcome):
                     outcome = event
+                    self._conclude(event, Check(), time_s=time.perf_counter() - began)
                 elif isinstance(event, Check) and outcome is not None:
                     self._conclude(outcome, event, time_s=time.perf_counter() - began)
                 yield event
         if outcome is not None and outcome.nonfinite_in_row >= config.train.max_nonfinite:
             raise NonFiniteGradient(
                 f"stopped after step {outcome.last_step}: gradients were not finite in {outcome.nonfinite_in_row} "
-                f"steps in a row (train.max_nonfinite); the model of the last good step is in {self.folder / MODEL}; "
+                f"steps in a row (train.max_nonfinite); the model after the last update is in {self.folder / MODEL}; "
                 f"a lower train.lr (now {config.train.lr:g}) is the usual remedy"
             )
 
     @contextmanager
     def _new_folder(self) -> Iterator[None]:
-        """The run's folder; gone again if the ranks refuse their input, and never with half a model."""
+        """The run's folder; gone again if the ranks refuse their input before a step, and never with half a model."""
         self._lay_out()
         try:
             yield
         except InputError:
-            shutil.rmtree(self.folder)
+            if not self._curve:
+                shutil.rmtree(self.folder)
             raise
         finally:
             shutil.rmtree(self.folder / PARTIAL, ignore_errors=True)
@@ -145,6 +147,7 @@ class TrainingRun:
             "reloaded_heldout_loss": _finite(check.reloaded_loss),
             "unigram_entropy": entropy,
             "sample": check.text,
+            "check_problem": check.problem,
         }
         _write_json(self.folder / "summary.json", summary)
         draw_loss(
