@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "too many threads": (nothing, ["--set", "launch.threads=1000000000"], ["launch.threads", "1024"]),
     "a seed beyond 64 bits": (nothing, ["--set", f"seed={2**63}"], ["seed", "less than", str(2**63)]),
     "a tiny temperature": (nothing, ["--set", "sample.temperature=1e-320"], ["sample.temperature", "0.001"]),
-    "a prompt that is no text": (nothing, ["--set", "sample.prompt=\udcff"], ["surrogate"]),
+    "a prompt that is no text": (nothing, ["--set", "sample.prompt=\udcff"], ["sample.prompt", "surrogate"]),
     "a cache in nobody's home": (nothing, ["--set", "data.cache=~nosuchuser/x"], ["data.cache", "~nosuchuser"]),
     "a name that is too long": (nothing, ["--set", f"model={'n' * 300}"], ["nnn", "too long"]),
     "rope_theta below 0": (

@@ -34,6 +34,9 @@ def main() -> None:
 
 def _end(message: str, *, code: int) -> None:
     print(message, file=sys.stderr)
+    # CPython remembers a Ctrl-C that came inside of exec(), as dataclasses call it, and would at the end kill the
+    # process by signal instead of with `code`; another exec() makes it forget.
+    exec("")
     sys.exit(code)
 
 

@@ -67,9 +67,17 @@ def design_job(config: TrainConfig) -> Design:
             f"tokenizer {tokenizer.source!r} has {tokenizer.vocab_size} tokens, the model's vocabulary only "
             f"{spec.vocab_size} (vocab_size); use a model with at least {tokenizer.vocab_size}"
         )
-    tokenizer.encode(config.sample.prompt)
+    _check_prompt(tokenizer, config.sample.prompt)
     weights = None if config.model is None else find_weights(config.model)
     return Design(config, spec, weights, make_plan(config, spec), tokenizer)
+
+
+def _check_prompt(tokenizer: Tokenizer, prompt: str) -> None:
+    """The prompt is used after training, too late to find it wrong."""
+    try:
+        tokenizer.encode(prompt)
+    except DataError as error:
+        raise ConfigError(f"sample.prompt: {error}") from None
 
 
 def _own_tokenizer(model: Path | None) -> str:
