@@ -17,6 +17,7 @@ import torch
 from tests import models, oracle
 from tests.ranks import parity, test_steps
 from uneven.comm import World
+from uneven.errors import LayoutError
 from uneven.layout import ModelLayout, ParallelPlan, ParameterSpec, Partition, Replicate, Segment, segments_of
 from uneven.parallel import initialize
 from uneven.parallel.loss import IGNORE, VocabParallelLoss
@@ -225,6 +226,19 @@ def mutated_error(
     with patch.object(world, "_transport", replace(world._transport, timeout_s=SHORT_TIMEOUT_S)):
         try:
             mutated_gradients(world, mutation, name, plan, rows)
+        except (RuntimeError, LayoutError) as error:
+            return str(error), time.monotonic() - started
+    return None
+
+
+def group_with_an_absent_member(world: World, absent: int) -> tuple[str, float] | None:
+    """How joining a group ends of which one device of the job never comes, at a timeout of SHORT_TIMEOUT_S."""
+    if world.device == absent:
+        return None
+    started = time.monotonic()
+    with patch.object(world, "_transport", replace(world._transport, timeout_s=SHORT_TIMEOUT_S)):
+        try:
+            world.everyone(purpose="absent")
         except RuntimeError as error:
             return str(error), time.monotonic() - started
     return None

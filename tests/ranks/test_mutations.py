@@ -132,7 +132,7 @@ def plan_with_dead_slot(name: str) -> ParallelPlan:
     return ParallelPlan(tuple(replicas))
 
 
-def test_a_group_that_waits_for_a_dead_slot_ends_in_an_error(pool: RankPool) -> None:
+def test_a_group_over_a_dead_slot_is_refused_at_once(pool: RankPool) -> None:
     """Fault 7: a dead slot that is not the last; groups that wait for ever."""
     plan = plan_with_dead_slot("llama")
     parity.assert_parity(pool, "llama", plan)
@@ -141,6 +141,15 @@ def test_a_group_that_waits_for_a_dead_slot_ends_in_an_error(pool: RankPool) -> 
     assert results[2] is None
     for device in plan.devices:
         message, seconds = results[device]
+        assert "[2] are not in this job" in message
+        assert seconds < mutations.SHORT_TIMEOUT_S
+
+
+def test_a_group_of_which_a_member_never_comes_ends_in_an_error(pool: RankPool) -> None:
+    """Fault 7 again, where the dead slot is a device of the job."""
+    results = pool.run(mutations.group_with_an_absent_member, 1, num_ranks=3)
+    assert results[1] is None
+    for message, seconds in (results[0], results[2]):
         assert "timed out" in message.lower() or "timeout" in message.lower(), message
         assert seconds < 10 * mutations.SHORT_TIMEOUT_S
 
