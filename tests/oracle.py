@@ -16,6 +16,9 @@ def stock_model(spec: ModelSpec, *, seed: int, dtype: torch.dtype = torch.float6
     """The stock model, undivided, with the weights that `fill_random` gives."""
     settings = {key: value for key, value in spec.config.items() if key != "model_type"}
     stock = AutoModelForCausalLM.from_config(AutoConfig.for_model(spec.family, **settings), dtype=dtype)
+    stock.set_experts_implementation("eager")  # the one that computes in fp64
+    for parameter in stock.parameters():
+        parameter.data = parameter.data.to(dtype)
     plan = ParallelPlan.from_shares(spec.structure, [[1]])
     world = lone_world()
     layout = plan.layout_of(0)

@@ -45,6 +45,20 @@ def global_loss(world: World, plan: ParallelPlan, loss: torch.Tensor) -> float:
     return float(world.everyone(purpose="loss").all_reduce(loss.detach() * is_leader))
 
 
+def count_choices(model: PreTrainedModel, plan: ParallelPlan, micro_batches: list[Rows], *, world: World) -> None:
+    """What a mixture with a balance loss needs before a step."""
+    router = model.loss_function.router
+    if router is None:
+        return
+
+    def forward() -> None:
+        for rows in micro_batches:
+            oracle.call(model, rows, num_tokens=1)
+
+    is_leader = world.device == plan.layout_of(world.device).devices[0]
+    router.count(forward, group=world.everyone(purpose="router"), is_counted=is_leader)
+
+
 def gradients(world: World, name: str, plan: ParallelPlan, rows: Rows) -> tuple[float, dict[str, Rows]] | None:
     """On one rank: the job's loss, and this rank's reduced gradients; None on a rank that is not in the plan."""
     if world.device not in plan.devices:
@@ -54,6 +68,7 @@ def gradients(world: World, name: str, plan: ParallelPlan, rows: Rows) -> tuple[
     reducer = GradReducer(model, plan, world=world, bucket_bytes=SMALL_BUCKETS)
     mine = own_rows(plan, rows, device=world.device)
     loss = torch.zeros((), dtype=torch.float64)
+    count_choices(model, plan, [mine] if len(mine) else [], world=world)
     reducer.begin(1 if len(mine) else 0)
     if len(mine):
         loss = oracle.call(model, mine, num_tokens=rows[:, 1:].size)

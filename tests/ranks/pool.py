@@ -11,7 +11,11 @@ from uneven.launch.zygote import warm_up
 
 START_TIMEOUT_S = 120.0
 CASE_TIMEOUT_S = 90.0
-MODELS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "mistral", "qwen2", "qwen3"))
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2", "phi3", "phi", "gpt_neox"),
+    *("cohere2", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"),
+)
+MODELS = tuple(f"transformers.models.{name}.modeling_{name}" for name in FAMILIES)
 
 
 def serve_cases(world: World, mailbox: Mailbox) -> None:

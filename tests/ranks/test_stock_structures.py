@@ -1,4 +1,4 @@
-"""Structures name every parameter of the stock transformers models, in their order and with their shapes."""
+"""Structures name every parameter of the stock transformers models, with their shapes."""
 
 from typing import Any
 
@@ -49,17 +49,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def stock_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes in the stock model's order, without its weights."""
+def stock_parameters(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the stock model, without its weights."""
     settings = {key: value for key, value in config.items() if key != "model_type"}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings))
     model.tie_weights()
-    return [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def described_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    return [(spec.name, spec.shape) for spec in parse_model(config).structure.parameters]
+def described_parameters(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    parameters = parse_model(config).structure.parameters
+    described = {spec.name: spec.shape for spec in parameters}
+    assert len(described) == len(parameters)
+    return described
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -6,7 +6,6 @@ from tests.layouts import SPECIAL, WORLDS, special_plan
 from tests.models import PICTURED
 from uneven import draw
 from uneven.draw import KV_HEADS, Held, holdings_of
-from uneven.draw.holdings import kv_groups
 from uneven.layout import ParallelPlan
 from uneven.modelspec import parse_model
 
@@ -77,5 +76,5 @@ def test_key_value_heads_are_those_of_the_query_heads_held():
     fourteen = model(num_attention_heads=14, num_key_value_heads=2)
     held = [holding.axes[KV_HEADS].most for holding in holdings_of(ParallelPlan.from_shares(fourteen, [[1, 1, 1]]))]
     assert held == [1, 2, 1]
-    assert set(kv_groups(fourteen).values()) == {7}
-    assert set(kv_groups(model(num_key_value_heads=10)).values()) == {1}
+    assert set(fourteen.kv_groups.values()) == {7}
+    assert set(model(num_key_value_heads=10).kv_groups.values()) == {1}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from uneven.layout import LogicalAxis, ModelLayout, ModelStructure, ParallelPlan, Partition, Shard, segments_of
+from uneven.layout import LogicalAxis, ModelLayout, ParallelPlan, Partition, segments_of
 
 KV_HEADS = "kv_heads"
 """Stands beside the names of axes: a key and value head has no axis, it follows a group of query heads."""
@@ -46,16 +46,6 @@ def holdings_of(plan: ParallelPlan) -> tuple[Holding, ...]:
     )
 
 
-def kv_groups(structure: ModelStructure) -> dict[str, int]:
-    """Query heads per key and value head, for each module divided by heads."""
-    groups = {module: 1 for module, axis in structure.axes.items() if axis.name == "heads"}
-    for spec in structure.parameters:
-        if isinstance(spec.placement, Shard) and spec.placement.module in groups:
-            module = spec.placement.module
-            groups[module] = max(groups[module], *(band.group for band in spec.placement.bands))
-    return groups
-
-
 def num_elements(axis: LogicalAxis, num_units: int, *, has_last: bool) -> int:
     """Elements in so many units of an axis, of which the last may be short."""
     missing = axis.num_units * axis.unit_size - axis.size if has_last else 0
@@ -64,7 +54,7 @@ def num_elements(axis: LogicalAxis, num_units: int, *, has_last: bool) -> int:
 
 def _held(layout: ModelLayout, device: int) -> dict[str, Held]:
     found: dict[str, list[tuple[int, int]]] = {}
-    groups = kv_groups(layout.structure)
+    groups = layout.structure.kv_groups
     for module, axis in layout.structure.axes.items():
         partition = layout.partitions[module]
         has_last = partition.owners[-1] == device

@@ -5,9 +5,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from uneven.draw.holdings import kv_groups
 from uneven.layout import LogicalAxis, ParallelPlan, Partition
-from uneven.modelspec import EMBEDDING, HEAD
+from uneven.modelspec import HEAD
 
 # Rows of one kind, such as attention: the first ones and the last ones where there are more.
 MOST_ROWS, LAST_ROWS = 10, 3
@@ -64,7 +63,7 @@ class Module:
 
 def noun_of(axis: LogicalAxis) -> str:
     """What the elements of an axis are called."""
-    return {"heads": "heads", "mlp": "channels", "vocab": "rows"}.get(axis.name, "elements")
+    return {"heads": "heads", "mlp": "channels", "vocab": "rows", "experts": "experts"}.get(axis.name, "elements")
 
 
 def rows_of(plan: ParallelPlan) -> tuple[Row | Gap, ...]:
@@ -78,15 +77,15 @@ def rows_of(plan: ParallelPlan) -> tuple[Row | Gap, ...]:
 
 
 def _module(name: str, axis: LogicalAxis) -> Module:
-    in_layer = re.search(r"\.layers\.(\d+)\.(\w+)", name)
+    in_layer = re.search(r"\.layers\.(\d+)\.(?:\w+\.)*(\w+)$", name)
     if in_layer:
-        kind = {"heads": "attention", "mlp": "mlp"}.get(axis.name, in_layer.group(2))
+        kind = "attention" if axis.name == "heads" else in_layer.group(2).replace("_", " ")
         return Module(name, kind, int(in_layer.group(1)))
-    return Module(name, {EMBEDDING: "embedding", HEAD: "head"}.get(name, name), None)
+    return Module(name, "head" if name == HEAD else "embedding", None)
 
 
 def _rows(plan: ParallelPlan, modules: list[Module]) -> Iterator[Row]:
-    groups = kv_groups(plan.structure)
+    groups = plan.structure.kv_groups
 
     def division(module: Module) -> tuple[LogicalAxis, tuple[Partition, ...], int]:
         partitions = tuple(replica.layout.partitions[module.name] for replica in plan.replicas)

@@ -52,7 +52,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelStructure:
-    """`axes` names each module that is divided and along what; `parameters` stand in registration order."""
+    """`axes` names each module that is divided and along what; `parameters` stand in about the order of use."""
 
     family: str
     axes: Mapping[str, LogicalAxis]
@@ -78,6 +78,16 @@ class ModelStructure:
             if spec.name == name:
                 return spec
         raise LayoutError(f"the {self.family} model has no parameter {name!r}")
+
+    @property
+    def kv_groups(self) -> dict[str, int]:
+        """Query heads per key and value head, for each module divided by heads."""
+        groups = {module: 1 for module, axis in self.axes.items() if axis.name == "heads"}
+        for spec in self.parameters:
+            if isinstance(spec.placement, Shard) and spec.placement.module in groups:
+                module = spec.placement.module
+                groups[module] = max(groups[module], *(band.group for band in spec.placement.bands))
+        return groups
 
     @property
     def num_parameters(self) -> int:

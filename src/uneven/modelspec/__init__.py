@@ -1,6 +1,6 @@
 """Models by their `config.json`: families, parameters and how each may be divided. Pure Python; never loads torch."""
 
-from uneven.modelspec.families import EMBEDDING, FAMILIES, HEAD
+from uneven.modelspec.families import FAMILIES
 from uneven.modelspec.read import (
     DEFAULT_MODEL,
     WEIGHTS,
@@ -10,14 +10,15 @@ from uneven.modelspec.read import (
     parse_model,
     read_model,
 )
+from uneven.modelspec.structure import HEAD, ExpertDivision
 
 __all__ = [
     "DEFAULT_MODEL",
-    "EMBEDDING",
     "FAMILIES",
     "HEAD",
     "WEIGHTS",
     "WEIGHTS_INDEX",
+    "ExpertDivision",
     "ModelSpec",
     "find_weights",
     "parse_model",

@@ -5,16 +5,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from uneven.errors import ModelError
 from uneven.layout import ModelStructure
-from uneven.modelspec.families import build_structure, read_shape
+from uneven.modelspec.families import FAMILIES
+from uneven.modelspec.settings import Settings
+from uneven.modelspec.structure import ExpertDivision, build_structure
 
 DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-1m" / "config.json"
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+RANDOM = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise")
+"""What would draw other random numbers on each device."""
+WRAPPED = MappingProxyType(
+    {"gemma3": "; of a model with images only the text part, 'gemma3_text', is one"},
+)
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".safetensors")
 
 
@@ -46,21 +54,35 @@ class ModelSpec:
 
     @property
     def pad_token_id(self) -> int | None:
-        value = self.config.get("pad_token_id")
-        return None if value is None else int(value)
+        value: int | None = self._settings.get("pad_token_id")
+        return value
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(self.config, FAMILIES[self.family].defaults, "config.json")
 
 
-def parse_model(config: Mapping[str, Any], *, where: str = "config.json") -> ModelSpec:
-    """The model of a parsed `config.json`.
+def parse_model(
+    config: Mapping[str, Any], *, where: str = "config.json", experts: ExpertDivision | None = None
+) -> ModelSpec:
+    """The model of a parsed `config.json`; `experts` says how those of a mixture are divided.
 
     Raises ModelError for a family or a feature that is not understood, by name.
     """
-    family, shape = read_shape(config, where=where)
-    _refuse(config, where=where)
-    return ModelSpec(dict(config), build_structure(family, shape))
+    name = str(config.get("model_type"))
+    if name not in FAMILIES:
+        hint = WRAPPED.get(name, "")
+        raise ModelError(
+            f"{where}: the family {name!r} is not understood (its attention, projections and norms have no entry in "
+            f"the table of families{hint}); supported are {', '.join(FAMILIES)}"
+        )
+    settings = Settings(config, FAMILIES[name].defaults, where)
+    structure = build_structure(name, FAMILIES[name], settings=settings, experts=experts)
+    _refuse(settings)
+    return ModelSpec(dict(config), structure)
 
 
-def read_model(path: Path) -> ModelSpec:
+def read_model(path: Path, *, experts: ExpertDivision | None = None) -> ModelSpec:
     """The model of a `config.json`, or of the folder that holds one."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -71,7 +93,7 @@ def read_model(path: Path) -> ModelSpec:
         raise ModelError(f"{file}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{file}: expected a JSON object, found {type(config).__name__}")
-    return parse_model(config, where=str(file))
+    return parse_model(config, where=str(file), experts=experts)
 
 
 def find_weights(model: Path) -> Path | None:
@@ -89,33 +111,48 @@ def find_weights(model: Path) -> Path | None:
     return None
 
 
-def _refuse(config: Mapping[str, Any], *, where: str) -> None:
+def _refuse(settings: Settings) -> None:
     """Features inside a known family that would give a silent wrong answer, and values of a wrong kind."""
-    if config.get("quantization_config"):
+    where = settings.where
+    if settings.get("quantization_config"):
         raise ModelError(f"{where}: quantization_config is set; training needs plain floating-point weights")
-    dropout = config.get("attention_dropout") or 0.0
-    if dropout:
-        raise ModelError(f"{where}: attention_dropout is {dropout}; only 0 is supported, set it to 0.0")
-    if (config.get("pretraining_tp") or 1) != 1:
-        raise ModelError(f"{where}: pretraining_tp is {config['pretraining_tp']}; only 1 is supported")
+    for key in RANDOM:
+        value = settings.get(key) or 0.0
+        if value:
+            raise ModelError(f"{where}: {key} is {value}; only 0 is supported, set it to 0.0")
+    if settings.get("use_bidirectional_attention"):
+        raise ModelError(f"{where}: use_bidirectional_attention is set; only causal attention is supported")
+    if (settings.get("pretraining_tp") or 1) != 1:
+        raise ModelError(f"{where}: pretraining_tp is {settings.get('pretraining_tp')}; only 1 is supported")
     for key in ("rope_parameters", "rope_scaling"):
-        rope = config.get(key) or {}
-        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-        # The frequencies of others depend on the lengths seen so far, which is state outside of the step.
-        if kind not in ROPE_TYPES:
-            raise ModelError(f"{where}: rope type {kind!r} is not understood; use default, linear, llama3 or yarn")
-        _require_positive(rope.get("rope_theta", 1.0) if isinstance(rope, dict) else 1.0, "rope_theta", where=where)
-    _require_positive(config.get("rope_theta", 1.0), "rope_theta", where=where)
-    std = config.get("initializer_range", 0.02)
+        _check_rope(settings.get(key) or {}, where=where)
+    _require_positive(settings.config.get("rope_theta", 1.0), "rope_theta", where=where)
+    std = settings.config.get("initializer_range", 0.02)
     if not isinstance(std, int | float) or not 0 <= std < math.inf:
         raise ModelError(f"{where}: initializer_range must be a number of at least 0, found {std!r}")
-    for key, least, most in (("max_position_embeddings", 1, None), ("pad_token_id", 0, config["vocab_size"] - 1)):
-        value = config.get(key)
+    for key, least, most in (
+        ("max_position_embeddings", 1, None),
+        ("pad_token_id", 0, settings.size("vocab_size") - 1),
+    ):
+        value = settings.get(key)
         if value is None:
             continue
         if type(value) is not int or value < least or (most is not None and value > most):
             limit = f"of at least {least}" if most is None else f"from {least} to {most}"
             raise ModelError(f"{where}: {key} must be null or a whole number {limit}, found {value!r}")
+
+
+def _check_rope(rope: Any, *, where: str) -> None:
+    """Rotary settings, which some families give for each type of layer."""
+    if isinstance(rope, dict) and rope and all(isinstance(value, dict | None) for value in rope.values()):
+        for each in rope.values():
+            _check_rope(each or {}, where=where)
+        return
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    # The frequencies of others depend on the lengths seen so far, which is state outside of the step.
+    if kind not in ROPE_TYPES:
+        raise ModelError(f"{where}: rope type {kind!r} is not understood; use default, linear, llama3 or yarn")
+    _require_positive(rope.get("rope_theta", 1.0) if isinstance(rope, dict) else 1.0, "rope_theta", where=where)
 
 
 def _require_positive(value: Any, key: str, *, where: str) -> None:

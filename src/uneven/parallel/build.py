@@ -18,6 +18,8 @@ def build_model(spec: ModelSpec, *, dtype: torch.dtype) -> PreTrainedModel:
         config.dtype = dtype
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            for parameter in model.parameters():  # some routers ask for fp32
+                parameter.data = parameter.data.to(dtype)
     except Exception as error:  # of many kinds: whatever a stock class does with a value that it can't use
         raise ModelError(f"transformers refuses this {spec.family} configuration: {_cause(error)}") from error
     return model

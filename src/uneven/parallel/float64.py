@@ -11,7 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 
 class KeepFloat64(TorchFunctionMode):
-    """Within it a float64 tensor is never converted to float32 on its own device."""
+    """Within it a float64 tensor is never converted to float32 on its own device, and sums that start from
+    `torch.zeros` in float32 start in float64."""
 
     def __torch_function__(
         self,
@@ -21,6 +22,8 @@ class KeepFloat64(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
+        if func is torch.zeros and options.get("dtype") is torch.float32:
+            options["dtype"] = torch.float64
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
             if func is torch.Tensor.float:
                 return args[0]

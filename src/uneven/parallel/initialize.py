@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from uneven.layout import ModelLayout, ParameterSpec, Shard
-from uneven.modelspec import EMBEDDING, ModelSpec
+from uneven.modelspec import ModelSpec
 from uneven.parallel.parallelize import take_ranges
 
 ELEMENTS_PER_BLOCK = 1 << 20
@@ -57,7 +57,7 @@ def _draw(shape: tuple[int, ...], *, seed: int, name: str, block: int) -> torch.
 
 
 def _zero_padding_row(model: PreTrainedModel, pad_token_id: int) -> None:
-    embedding = model.get_submodule(EMBEDDING)
+    embedding = model.get_input_embeddings()
     row = embedding.rows.row(pad_token_id)
     if row is not None:
         with torch.no_grad():

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from uneven.comm import Group
 from uneven.errors import InputError
 from uneven.parallel.layers import VocabRows
+from uneven.parallel.router import RouterLoss
 
 IGNORE = -100
 """A target that does not count, as in transformers."""
@@ -50,17 +51,20 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
 class VocabParallelLoss:
     """Stands in for a transformers model's `loss_function`, with the same arguments and the same result.
 
-    Called by every rank of a tensor-parallel group with its own local logits and the same targets.
+    Called by every rank of a tensor-parallel group with its own local logits and the same targets. With a `router`
+    its balance loss is added in training, as transformers does.
     """
 
-    def __init__(self, rows: VocabRows, group: Group) -> None:
+    def __init__(self, rows: VocabRows, group: Group, *, router: RouterLoss | None = None) -> None:
         self._rows = rows
         self._group = group
+        self.router = router
 
     def __call__(
         self,
         logits: torch.Tensor,
         labels: torch.Tensor | None,
+        vocab_size: int | None = None,
         *,
         num_items_in_batch: torch.Tensor | int | None = None,
         shift_labels: torch.Tensor | None = None,
@@ -91,4 +95,6 @@ class VocabParallelLoss:
             logits_NV = logits_NV.float()
         losses_N = _VocabParallelCrossEntropy.apply(logits_NV, rows_N, is_mine_N, self._group)
         total = (losses_N * is_counted_N).sum()
-        return total / (is_counted_N.sum() if num_items_in_batch is None else num_items_in_batch)
+        loss: torch.Tensor = total / (is_counted_N.sum() if num_items_in_batch is None else num_items_in_batch)
+        balance = None if self.router is None else self.router.take()
+        return loss if balance is None else loss + balance

@@ -1,10 +1,12 @@
 """Divide a stock transformers model in place, as a layout says.
 
-Column-parallel projections are narrowed, row-parallel ones and the embedding are replaced, a hook on the parent of
-each divided computation begins it, and the loss is told of the divided vocabulary. Nothing else is touched.
+Column-parallel projections are narrowed, row-parallel ones, the embedding and norms over a divided width are
+replaced, a hook on the parent of each divided computation begins it, and the loss is told of the divided vocabulary.
+Nothing else is touched.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -15,10 +17,11 @@ from uneven.comm import Group, World
 from uneven.errors import LayoutError
 from uneven.layout import Interval, ModelLayout, ParameterSpec, Shard
 from uneven.modelspec import parse_model
-from uneven.parallel.attention import NAME, queries_per_kv_head, register_attention
-from uneven.parallel.layers import RowParallelLinear, VocabParallelEmbedding, VocabRows
+from uneven.parallel import attention, experts
+from uneven.parallel.layers import DividedRMSNorm, RowParallelLinear, VocabParallelEmbedding, VocabRows
 from uneven.parallel.loss import VocabParallelLoss
 from uneven.parallel.mappings import copy_to_tp
+from uneven.parallel.router import find_router_loss
 
 
 def parallelize(model: PreTrainedModel, layout: ModelLayout, *, world: World) -> PreTrainedModel:
@@ -29,21 +32,28 @@ def parallelize(model: PreTrainedModel, layout: ModelLayout, *, world: World) ->
     anything is changed, if the layout does not describe this model.
     """
     _check_same_model(model, layout)
-    device = world.device
     group = world.group(layout.devices, purpose="tp")
-    register_attention()
-    model.set_attn_implementation(NAME)
+    attention.register_attention()
+    model.set_attn_implementation(attention.NAME)
     for spec in layout.structure.parameters:
         _narrow(model, spec, layout=layout, world=world)
     _restore_buffers(model, world.torch_device)
     for module_name, axis in layout.structure.axes.items():
+        units = layout.partitions[module_name].intervals(world.device)
+        module = model.get_submodule(module_name)
         if axis.name == "vocab":
-            _divide_vocab(model, module_name, layout=layout, device=device, group=group)
+            _divide_vocab(model, module_name, layout=layout, device=world.device, group=group)
+        elif axis.name == "heads":
+            queries = attention.queries_per_kv_head(units, layout.structure.kv_groups[module_name])
+            _count_heads(module, num_heads=sum(queries), num_kv_heads=len(queries))
+            module.register_forward_pre_hook(_begin(group, {"queries_per_kv": queries}), with_kwargs=True)
+        elif hasattr(module, "_apply_gate"):
+            held = units if axis.name == "experts" else ((0, module.down_proj.shape[0]),)
+            _divide_experts(model, module, held=experts.HeldExperts(_members(held), group))
         else:
-            units = layout.partitions[module_name].intervals(device)
-            extra = {} if axis.name == "mlp" else {"queries_per_kv": _queries_per_kv(layout, module_name, units=units)}
-            model.get_submodule(module_name).register_forward_pre_hook(_begin(group, extra), with_kwargs=True)
-    _replace_row_parallel(model, layout, group=group)
+            module.register_forward_pre_hook(_begin(group, {}), with_kwargs=True)
+    for spec in layout.structure.parameters:
+        _replace(model, spec, layout=layout, world=world)
     return model
 
 
@@ -56,9 +66,13 @@ def _check_same_model(model: PreTrainedModel, layout: ModelLayout) -> None:
                 f"the layout does not describe this {type(model).__name__}: parameter {name} has shape "
                 f"{found.get(name, 'none (not in the model)')}, the layout says {needed.get(name, 'no such parameter')}"
             )
-    if parse_model(model.config.to_dict(), where=f"the configuration of this {type(model).__name__}").structure != (
-        layout.structure
-    ):
+    are_whole = any(axis.name == "experts" for axis in layout.structure.axes.values())
+    spec = parse_model(
+        model.config.to_dict(),
+        where=f"the configuration of this {type(model).__name__}",
+        experts="whole" if are_whole else None,
+    )
+    if spec.structure != layout.structure:
         raise LayoutError(
             f"the layout does not describe this {type(model).__name__}: the shapes agree, but its configuration groups "
             f"heads or units otherwise than the layout's {layout.structure.family} model"
@@ -91,44 +105,78 @@ def take_ranges(whole: torch.Tensor, spec: ParameterSpec, *, ranges: Sequence[In
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     """Compute again the constants (rotary frequencies) that a model on the meta device lacks; move the others."""
-    for name, module in list(model.named_modules()):
-        buffers = list(module.buffers(recurse=False))
-        if any(buffer.is_meta for buffer in buffers):
+    for module in model.modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        if isinstance(module, nn.Embedding) or not buffers:
+            continue
+        if any(buffer.is_meta for buffer in buffers.values()):
             rebuild: Callable[..., nn.Module] = type(module)
-            model.set_submodule(name, rebuild(config=model.config).to(device))
-        elif buffers:
-            module.to(device)
+            buffers = dict(rebuild(config=model.config).named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer.to(device))
 
 
 def _divide_vocab(model: PreTrainedModel, module_name: str, *, layout: ModelLayout, device: int, group: Group) -> None:
     """Divide an embedding, and the head and loss that are tied to it or have a partition of their own."""
     module = model.get_submodule(module_name)
     ranges = layout.ranges(f"{module_name}.weight", device) or ()
-    rows = VocabRows(ranges, model.config.vocab_size, device=next(module.parameters()).device)
+    rows = VocabRows(ranges, model.config.vocab_size, device=module.weight.device)
     head = model.get_output_embeddings()
     if isinstance(module, nn.Embedding):
-        embedding = VocabParallelEmbedding(module.weight, rows, group=group, padding_id=module.padding_idx)
-        model.set_submodule(module_name, embedding)
+        model.set_submodule(module_name, VocabParallelEmbedding(module, rows, group=group))
         if not model.config.tie_word_embeddings:
             return
         head.weight = module.weight
         head.out_features = module.weight.shape[0]
     head.register_forward_pre_hook(_begin(group, {}), with_kwargs=True)
-    model.loss_function = VocabParallelLoss(rows, group)
+    model.loss_function = VocabParallelLoss(rows, group, router=find_router_loss(model))
 
 
-def _queries_per_kv(layout: ModelLayout, module_name: str, *, units: tuple[Interval, ...]) -> tuple[int, ...]:
-    placement = layout.structure.parameter(f"{module_name}.k_proj.weight").placement
-    assert isinstance(placement, Shard)
-    return queries_per_kv_head(units, placement.bands[0])
+def _count_heads(module: nn.Module, *, num_heads: int, num_kv_heads: int) -> None:
+    """Tell an attention module that cuts a packed projection by its numbers of heads how many are here."""
+    if hasattr(module, "qkv_proj"):
+        module.config = copy(module.config)
+        module.config.num_attention_heads = num_heads
+        module.num_key_value_heads = num_kv_heads
 
 
-def _replace_row_parallel(model: PreTrainedModel, layout: ModelLayout, *, group: Group) -> None:
-    for spec in layout.structure.parameters:
-        if isinstance(spec.placement, Shard) and spec.placement.dim == 1:
-            module_name = spec.name.removesuffix(".weight")
-            module = model.get_submodule(module_name)
-            model.set_submodule(module_name, RowParallelLinear(module.weight, module.bias, group=group))
+def _divide_experts(model: PreTrainedModel, module: nn.Module, *, held: experts.HeldExperts) -> None:
+    experts.register_experts()
+    model.set_experts_implementation(experts.NAME)
+    module.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | {"held": held}), with_kwargs=True)
+
+
+def _members(intervals: Sequence[Interval]) -> tuple[int, ...]:
+    return tuple(number for start, stop in intervals for number in range(start, stop))
+
+
+def _replace(model: PreTrainedModel, spec: ParameterSpec, *, layout: ModelLayout, world: World) -> None:
+    """Put a module of ours in the place of a row-parallel projection, or of a norm over a divided width."""
+    if not isinstance(spec.placement, Shard) or not spec.name.endswith(".weight"):
+        return
+    module_name = spec.name.removesuffix(".weight")
+    module = model.get_submodule(module_name)
+    group = world.group(layout.devices, purpose="tp")
+    if spec.placement.dim == 1:
+        model.set_submodule(module_name, RowParallelLinear(module.weight, module.bias, group=group))
+    elif len(spec.shape) == 1:
+        norm = DividedRMSNorm(
+            module.weight,
+            _parts(spec, layout=layout, world=world),
+            full_width=spec.shape[0],
+            eps=module.variance_epsilon,
+            group=group,
+        )
+        model.set_submodule(module_name, norm)
+
+
+def _parts(spec: ParameterSpec, *, layout: ModelLayout, world: World) -> torch.Tensor:
+    """For each local element of a 1-D parameter, one over the number of devices of the replica that hold it."""
+    num_holders = torch.zeros(spec.shape, dtype=torch.float64)
+    for device in layout.devices:
+        for start, stop in layout.spec_ranges(spec, device) or ():
+            num_holders[start:stop] += 1
+    return take_ranges(1 / num_holders, spec, ranges=layout.spec_ranges(spec, world.device)).to(world.torch_device)
 
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
