@@ -145,6 +145,17 @@ MODELS |= {f"{name}-whole": MODELS[name] for name in ("mixtral", "qwen3-moe", "d
 """Mixtures whose experts each have one device."""
 
 
+_BY_PLAN: dict[str, Any] = {
+    "intermediate_size": 160,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "pad_token_id": None,
+    "attention_dropout": 0.0,
+    "residual_dropout": 0.0,
+}
+"""Sizes for families that are described by their plan."""
+
 PICTURED: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 160,
@@ -159,9 +170,13 @@ PICTURED: dict[str, Any] = {
 
 
 def model_spec(name: str, **overrides: Any) -> ModelSpec:
-    """One of MODELS, with other sizes where given."""
+    """One of MODELS, or a family of BY_PLAN by its name; with other sizes where given."""
     experts: ExpertDivision | None = "whole" if name.endswith("-whole") else None
-    return parse_model(_COMMON | MODELS[name] | overrides, where=name, experts=experts)
+    if name in MODELS:
+        return parse_model(_COMMON | MODELS[name] | overrides, where=name, experts=experts)
+    from uneven.parallel import describe_config  # here, because it loads torch
+
+    return parse_model(_COMMON | _BY_PLAN | {"model_type": name} | overrides, where=name, by_plan=describe_config)
 
 
 def token_batch(spec: ModelSpec, num_sequences: int, *, seq_len: int = 11, seed: int = 0) -> np.ndarray[Any, Any]:

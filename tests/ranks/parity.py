@@ -14,7 +14,7 @@ from tests.ranks.pool import RankPool
 from uneven.comm import World
 from uneven.layout import ParallelPlan
 from uneven.modelspec import ModelSpec
-from uneven.parallel import build_model, fill_random, parallelize
+from uneven.parallel import build_model, fill_random, parallelize, recompute_activations
 from uneven.sync import GradReducer
 
 TOLERANCE = 1e-12
@@ -59,12 +59,19 @@ def count_choices(model: PreTrainedModel, plan: ParallelPlan, micro_batches: lis
     router.count(forward, group=world.everyone(purpose="router"), is_counted=is_leader)
 
 
-def gradients(world: World, name: str, plan: ParallelPlan, rows: Rows) -> tuple[float, dict[str, Rows]] | None:
-    """On one rank: the job's loss, and this rank's reduced gradients; None on a rank that is not in the plan."""
+def gradients(
+    world: World, name: str, plan: ParallelPlan, rows: Rows, recompute: bool = False
+) -> tuple[float, dict[str, Rows]] | None:
+    """On one rank: the job's loss, and this rank's reduced gradients; None on a rank that is not in the plan.
+
+    With `recompute` activations are computed again in backward.
+    """
     if world.device not in plan.devices:
         return None
     world = world.scoped("job", plan.devices)
     model = divided_model(models.model_spec(name), plan, world=world, dtype=torch.float64)
+    if recompute:
+        recompute_activations(model)
     reducer = GradReducer(model, plan, world=world, bucket_bytes=SMALL_BUCKETS)
     mine = own_rows(plan, rows, device=world.device)
     loss = torch.zeros((), dtype=torch.float64)
@@ -126,9 +133,12 @@ def deviation(results: list[Any], plan: ParallelPlan, needed: Truth) -> Deviatio
     return Deviation(max(losses), errors)
 
 
-def assert_parity(pool: RankPool, name: str, plan: ParallelPlan, *, batch: int = BATCH) -> None:
+def assert_parity(
+    pool: RankPool, name: str, plan: ParallelPlan, *, batch: int = BATCH, recompute: bool = False
+) -> Deviation:
     needed = truth(name, batch=batch)
-    results = pool.run(gradients, name, plan, needed.rows, num_ranks=max(plan.devices) + 1)
+    results = pool.run(gradients, name, plan, needed.rows, recompute, num_ranks=max(plan.devices) + 1)
     found = deviation(results, plan, needed)
     assert found.loss <= TOLERANCE
     assert not found.wrong()
+    return found

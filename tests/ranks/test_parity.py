@@ -1,21 +1,53 @@
 """Loss and every gradient of every layout equal one process with the stock model, in float64 at 1e-12."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from tests import layouts, models
-from tests.ranks.parity import assert_parity
+from tests.ranks.families_page import write_page
+from tests.ranks.parity import Deviation, assert_parity
 from tests.ranks.pool import RankPool
 from uneven.layout import ParallelPlan
+from uneven.modelspec.families import BY_PLAN
+
+BY_PLAN_LAYOUTS = ("3+2+1 unequal", "no heads on the first")
+RECOMPUTED = ("llama", "gemma2", "olmo2", "mixtral", "deepseek-v3", "gpt-oss")
+
+Record = Callable[[str, str, Deviation], None]
 
 
-@pytest.mark.parametrize("world", layouts.WORLDS)
+@pytest.fixture(scope="module")
+def record() -> Iterator[Record]:
+    """Takes the errors of each model and layout; when all have been run, the page of families is written."""
+    found: dict[str, dict[str, Deviation]] = {}
+
+    def take(name: str, layout: str, errors: Deviation) -> None:
+        found.setdefault(name, {})[layout] = errors
+
+    yield take
+    write_page(found)
+
+
+def plan_of(name: str, layout: str) -> ParallelPlan:
+    structure = models.model_spec(name).structure
+    if layout in layouts.SPECIAL:
+        return layouts.special_plan(structure, layout)
+    return ParallelPlan.from_shares(structure, layouts.WORLDS[layout])
+
+
+@pytest.mark.parametrize("layout", [*layouts.WORLDS, *layouts.SPECIAL])
 @pytest.mark.parametrize("name", models.MODELS)
-def test_loss_and_gradients_equal_one_process(pool: RankPool, name: str, world: str) -> None:
-    plan = ParallelPlan.from_shares(models.model_spec(name).structure, layouts.WORLDS[world])
-    assert_parity(pool, name, plan)
+def test_loss_and_gradients_equal_one_process(pool: RankPool, record: Record, name: str, layout: str) -> None:
+    record(name, layout, assert_parity(pool, name, plan_of(name, layout)))
 
 
-@pytest.mark.parametrize("special", layouts.SPECIAL)
-@pytest.mark.parametrize("name", models.MODELS)
-def test_unusual_partitions_equal_one_process(pool: RankPool, name: str, special: str) -> None:
-    assert_parity(pool, name, layouts.special_plan(models.model_spec(name).structure, special))
+@pytest.mark.parametrize("layout", BY_PLAN_LAYOUTS)
+@pytest.mark.parametrize("name", BY_PLAN)
+def test_families_by_plan_equal_one_process(pool: RankPool, record: Record, name: str, layout: str) -> None:
+    record(name, layout, assert_parity(pool, name, plan_of(name, layout)))
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_recomputing_activations_changes_nothing(pool: RankPool, name: str) -> None:
+    assert_parity(pool, name, plan_of(name, "3+2+1 unequal"), recompute=True)

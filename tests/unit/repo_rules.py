@@ -12,14 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 # The lines of src/uneven together. Raising it takes a page in docs/decisions/ that says what they buy.
-SRC_LINE_BUDGET = 6000
+SRC_LINE_BUDGET = 9000
 MAX_FILE_LINES = MappingProxyType({"src": 400, "tests": 600})
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 MAX_POSITIONAL = 2
 NAMES_THAT_SAY_NOTHING = frozenset({"utils", "helpers", "common", "misc", "base"})
 # Registered with transformers' attention interface, which fixes their parameters.
-ATTENTION_FUNCTIONS = frozenset({"attend"})
+CALLED_BY_TRANSFORMERS = frozenset({"attend", "run_experts"})
 ENVIRONMENT_FILE = "src/uneven/launch/environment.py"
 
 # Lowest first. A layer imports what is lower, and of its own level only what SIDEWAYS names.
@@ -141,7 +141,7 @@ def check_function_length(source: Source) -> Iterator[str]:
 
 def check_parameters(source: Source) -> Iterator[str]:
     for node, has_receiver in functions(source.tree):
-        if is_command(source, node) or node.name in ATTENTION_FUNCTIONS:
+        if is_command(source, node) or node.name in CALLED_BY_TRANSFORMERS:
             continue
         positional = [*node.args.posonlyargs, *node.args.args][has_receiver:]
         if positional and positional[0].arg == "ctx":

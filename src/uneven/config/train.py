@@ -34,7 +34,8 @@ class TrainSection(Section):
     """`global_batch` counts sequences a step over all replicas, `micro_batch` those of one forward pass of a replica.
 
     `clip` bounds the global gradient norm; infinity leaves it alone. A step with non-finite gradients is skipped;
-    after `max_nonfinite` such steps in a row the job stops.
+    after `max_nonfinite` such steps in a row the job stops. `recompute` keeps only the inputs of layers and computes
+    their activations again in backward; `compile` runs the model through `torch.compile`.
     """
 
     steps: PositiveInt = 500
@@ -51,19 +52,23 @@ class TrainSection(Section):
     clip: float = Field(default=1.0, gt=0)
     precision: Precision = "fp32"
     max_nonfinite: PositiveInt = 5
+    recompute: bool = False
+    compile: bool = False
     bucket_bytes: PositiveInt = 25 * 2**20
 
 
 class ParallelSection(Section):
     """The division: `replicas` as degrees, `shares` of the devices in each replica, or a `plan` file.
 
-    `batch_shares` weighs the replicas in the global batch; by default a replica counts by its devices.
+    `batch_shares` weighs the replicas in the global batch; by default a replica counts by its devices. `experts` of
+    a mixture are divided by `width`, each device a part of every expert, or `whole`.
     """
 
     replicas: Annotated[tuple[Degree, ...], BeforeValidator(_as_list)] | None = Field(default=None, min_length=1)
     shares: tuple[tuple[Share, ...], ...] | None = Field(default=None, min_length=1)
     batch_shares: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_list)] | None = None
     plan: Path | None = None
+    experts: Literal["width", "whole"] | None = None
 
 
 class EvalSection(Section):

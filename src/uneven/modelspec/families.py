@@ -206,3 +206,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
     }
 )
+
+BY_PLAN = (
+    *("arcee", "cohere", "ernie4_5", "exaone", "exaone4", "gemma", "helium", "hyperclovax", "internlm3", "iquestcoder"),
+    *("jais2", "ministral", "ministral3", "nanochat", "nemotron", "olmo", "seed_oss", "smollm3", "starcoder2"),
+    "vaultgemma",
+)
+"""Families whose `base_model_tp_plan` says all that is needed, and that have been compared with one device."""

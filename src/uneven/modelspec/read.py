@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Any
 
 from uneven.errors import ModelError
 from uneven.layout import ModelStructure
-from uneven.modelspec.families import FAMILIES
+from uneven.modelspec.families import BY_PLAN, FAMILIES
 from uneven.modelspec.settings import Settings
 from uneven.modelspec.structure import ExpertDivision, build_structure
 
@@ -18,8 +19,8 @@ DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-1m" / "config.
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-RANDOM = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise")
-"""What would draw other random numbers on each device."""
+RANDOM = re.compile("dropout|pdrop|layerdrop|jitter")
+"""Keys of what would draw other random numbers on each device; a classifier's dropout is not used here."""
 WRAPPED = MappingProxyType(
     {"gemma3": "; of a model with images only the text part, 'gemma3_text', is one"},
 )
@@ -59,30 +60,43 @@ class ModelSpec:
 
     @property
     def _settings(self) -> Settings:
-        return Settings(self.config, FAMILIES[self.family].defaults, "config.json")
+        family = FAMILIES.get(self.family)
+        return Settings(self.config, family.defaults if family else {}, "config.json")
+
+
+ByPlan = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], ModelStructure]]
+"""From a parsed `config.json` to the same with all defaults, and the structure that transformers' own plan gives."""
 
 
 def parse_model(
-    config: Mapping[str, Any], *, where: str = "config.json", experts: ExpertDivision | None = None
+    config: Mapping[str, Any],
+    *,
+    where: str = "config.json",
+    experts: ExpertDivision | None = None,
+    by_plan: ByPlan | None = None,
 ) -> ModelSpec:
     """The model of a parsed `config.json`; `experts` says how those of a mixture are divided.
 
-    Raises ModelError for a family or a feature that is not understood, by name.
+    `by_plan` reads the families of BY_PLAN, which takes torch (`uneven.parallel.describe_config`). Raises ModelError
+    for a family or a feature that is not understood, by name.
     """
     name = str(config.get("model_type"))
-    if name not in FAMILIES:
-        hint = WRAPPED.get(name, "")
+    if name in FAMILIES:
+        settings = Settings(config, FAMILIES[name].defaults, where)
+        structure = build_structure(name, FAMILIES[name], settings=settings, experts=experts)
+    elif name in BY_PLAN and by_plan is not None:
+        config, structure = by_plan(config)
+        settings = Settings(config, {}, where)
+    else:
         raise ModelError(
             f"{where}: the family {name!r} is not understood (its attention, projections and norms have no entry in "
-            f"the table of families{hint}); supported are {', '.join(FAMILIES)}"
+            f"the table of families{WRAPPED.get(name, '')}); supported are {', '.join([*FAMILIES, *BY_PLAN])}"
         )
-    settings = Settings(config, FAMILIES[name].defaults, where)
-    structure = build_structure(name, FAMILIES[name], settings=settings, experts=experts)
     _refuse(settings)
     return ModelSpec(dict(config), structure)
 
 
-def read_model(path: Path, *, experts: ExpertDivision | None = None) -> ModelSpec:
+def read_model(path: Path, *, experts: ExpertDivision | None = None, by_plan: ByPlan | None = None) -> ModelSpec:
     """The model of a `config.json`, or of the folder that holds one."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -93,7 +107,7 @@ def read_model(path: Path, *, experts: ExpertDivision | None = None) -> ModelSpe
         raise ModelError(f"{file}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{file}: expected a JSON object, found {type(config).__name__}")
-    return parse_model(config, where=str(file), experts=experts)
+    return parse_model(config, where=str(file), experts=experts, by_plan=by_plan)
 
 
 def find_weights(model: Path) -> Path | None:
@@ -116,9 +130,8 @@ def _refuse(settings: Settings) -> None:
     where = settings.where
     if settings.get("quantization_config"):
         raise ModelError(f"{where}: quantization_config is set; training needs plain floating-point weights")
-    for key in RANDOM:
-        value = settings.get(key) or 0.0
-        if value:
+    for key, value in settings.config.items():
+        if RANDOM.search(key) and not key.startswith("classifier") and value:
             raise ModelError(f"{where}: {key} is {value}; only 0 is supported, set it to 0.0")
     if settings.get("use_bidirectional_attention"):
         raise ModelError(f"{where}: use_bidirectional_attention is set; only causal attention is supported")

@@ -86,10 +86,10 @@ class _Builder:
             self._table(HEAD)
             if family.head_bias:
                 bias = self._column(HEAD, self._channels(self.axes[HEAD]))
-                self._add(f"{HEAD}.bias", (self.axes[HEAD].size,), bias, "zeros")
+                self._add(f"{HEAD}.bias", (self.axes[HEAD].size,), placed=bias, init="zeros")
 
-    def _add(self, name: str, shape: tuple[int, ...], placement: Shard | Replicate, init: Init) -> None:
-        self.parameters.append(ParameterSpec(name, shape, placement, init))
+    def _add(self, name: str, shape: tuple[int, ...], *, placed: Shard | Replicate, init: Init) -> None:
+        self.parameters.append(ParameterSpec(name, shape, placed, init))
 
     def _column(self, module: str, *bands: Band) -> Shard:
         return Shard(0, module, bands)
@@ -100,25 +100,27 @@ class _Builder:
     def _table(self, module: str) -> None:
         vocab = self.settings.size("vocab_size")
         axis = self.axes[module] = LogicalAxis("vocab", vocab, block_size(vocab))
-        self._add(f"{module}.weight", (vocab, self.hidden), self._column(module, self._channels(axis)), "normal")
+        self._add(
+            f"{module}.weight", (vocab, self.hidden), placed=self._column(module, self._channels(axis)), init="normal"
+        )
 
     def _layer_norm(self, module: str) -> None:
         self.parameters.append(_norm(f"{module}.weight", self.hidden, init=self.family.norm_init))
         if self.family.norm_bias:
-            self._add(f"{module}.bias", (self.hidden,), Replicate("copied"), "zeros")
+            self._add(f"{module}.bias", (self.hidden,), placed=Replicate("copied"), init="zeros")
 
-    def _linear(self, module: str, shape: tuple[int, int], placement: Shard | Replicate, *, bias: bool) -> None:
-        self._add(f"{module}.weight", shape, placement, "normal")
+    def _linear(self, module: str, shape: tuple[int, int], *, placed: Shard | Replicate, bias: bool) -> None:
+        self._add(f"{module}.weight", shape, placed=placed, init="normal")
         if bias:
             # Of a row-parallel projection the bias is added once, after the sum, on every device.
-            is_row = isinstance(placement, Shard) and placement.dim == 1
-            self._add(f"{module}.bias", shape[:1], Replicate("copied") if is_row else placement, "zeros")
+            is_row = isinstance(placed, Shard) and placed.dim == 1
+            self._add(f"{module}.bias", shape[:1], placed=Replicate("copied") if is_row else placed, init="zeros")
 
     def _attention(self, module: str, attention: Attention) -> None:
         settings = self.settings
         self.axes[module] = LogicalAxis("heads", settings.num_heads)
         if attention.has_sinks:
-            self._add(f"{module}.sinks", (settings.num_heads,), self._heads(module, 1), "normal")
+            self._add(f"{module}.sinks", (settings.num_heads,), placed=self._heads(module, 1), init="normal")
         if attention.kind == "latent":
             value_dim = self._latent_projections(module, attention)
         else:
@@ -126,7 +128,7 @@ class _Builder:
         out_width = settings.num_heads * value_dim
         rows = Shard(1, module, (Band(0, out_width, value_dim),))
         out_bias = settings.flag(attention.out_bias)
-        self._linear(f"{module}.{attention.out}", (self.hidden, out_width), rows, bias=out_bias)
+        self._linear(f"{module}.{attention.out}", (self.hidden, out_width), placed=rows, bias=out_bias)
 
     def _heads(self, module: str, width: int) -> Shard:
         """One block of `width` elements for each query head."""
@@ -143,15 +145,15 @@ class _Builder:
         query, key = Band(0, query_width, head_dim), Band(0, kv_width, head_dim, group)
         if attention.kind == "fused":
             fused = self._heads(module, 3 * head_dim)
-            self._linear(f"{module}.query_key_value", (3 * query_width, hidden), fused, bias=has_bias)
+            self._linear(f"{module}.query_key_value", (3 * query_width, hidden), placed=fused, bias=has_bias)
         elif attention.kind == "packed":
             bands = (query, *(Band(query_width + i * kv_width, kv_width, head_dim, group) for i in (0, 1)))
             packed = self._column(module, *bands)
-            self._linear(f"{module}.qkv_proj", (query_width + 2 * kv_width, hidden), packed, bias=has_bias)
+            self._linear(f"{module}.qkv_proj", (query_width + 2 * kv_width, hidden), placed=packed, bias=has_bias)
         else:
             for projection, width, band in (("q", query_width, query), ("k", kv_width, key), ("v", kv_width, key)):
                 column = self._column(module, band)
-                self._linear(f"{module}.{projection}_proj", (width, hidden), column, bias=has_bias)
+                self._linear(f"{module}.{projection}_proj", (width, hidden), placed=column, bias=has_bias)
         if attention.norms != "none" and settings.flag(attention.norms_if):
             for norm, width, band in zip(attention.norm_names, (query_width, kv_width), (query, key), strict=True):
                 self._query_key_norm(f"{module}.{norm}", attention, width=head_dim, placed=(width, module, band))
@@ -160,12 +162,12 @@ class _Builder:
     def _query_key_norm(self, module: str, attention: Attention, *, width: int, placed: tuple[int, str, Band]) -> None:
         full_width, divided, band = placed
         if attention.norms == "full_width":
-            self._add(f"{module}.weight", (full_width,), self._column(divided, band), "ones")
+            self._add(f"{module}.weight", (full_width,), placed=self._column(divided, band), init="ones")
             return
         # One weight serves all heads, and each device sees its own heads only: the gradients add up.
         self.parameters.append(_norm(f"{module}.weight", width, grad="partial", init=self.family.norm_init))
         if attention.norm_bias:
-            self._add(f"{module}.bias", (width,), Replicate("partial"), "zeros")
+            self._add(f"{module}.bias", (width,), placed=Replicate("partial"), init="zeros")
 
     def _latent_projections(self, module: str, attention: Attention) -> int:
         """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); returns the width of a value.
@@ -184,16 +186,16 @@ class _Builder:
         queries = self._heads(module, rope + nope)
         partial = Replicate("partial")
         if settings.get("q_lora_rank") is None:
-            self._linear(f"{module}.q_proj", (num_heads * (rope + nope), hidden), queries, bias=False)
+            self._linear(f"{module}.q_proj", (num_heads * (rope + nope), hidden), placed=queries, bias=False)
         else:
             rank = settings.size("q_lora_rank")
-            self._linear(f"{module}.q_a_proj", (rank, hidden), partial, bias=has_bias)
+            self._linear(f"{module}.q_a_proj", (rank, hidden), placed=partial, bias=has_bias)
             self.parameters.append(_norm(f"{module}.q_a_layernorm.weight", rank, grad="partial"))
-            self._linear(f"{module}.q_b_proj", (num_heads * (rope + nope), rank), queries, bias=False)
-        self._linear(f"{module}.kv_a_proj_with_mqa", (latent + rope, hidden), partial, bias=has_bias)
+            self._linear(f"{module}.q_b_proj", (num_heads * (rope + nope), rank), placed=queries, bias=False)
+        self._linear(f"{module}.kv_a_proj_with_mqa", (latent + rope, hidden), placed=partial, bias=has_bias)
         self.parameters.append(_norm(f"{module}.kv_a_layernorm.weight", latent, grad="partial"))
         keys_values = self._heads(module, nope + value)
-        self._linear(f"{module}.kv_b_proj", (num_heads * (nope + value), latent), keys_values, bias=False)
+        self._linear(f"{module}.kv_b_proj", (num_heads * (nope + value), latent), placed=keys_values, bias=False)
         return value
 
     def _feed_forward(self, module: str, feed_forward: FeedForward, *, width: int) -> None:
@@ -204,18 +206,18 @@ class _Builder:
             bands.append(self._channels(axis, offset=width))
         for projection in feed_forward.columns:
             column = self._column(module, *bands)
-            self._linear(f"{module}.{projection}", (len(bands) * width, self.hidden), column, bias=bias)
+            self._linear(f"{module}.{projection}", (len(bands) * width, self.hidden), placed=column, bias=bias)
         rows = Shard(1, module, (self._channels(axis),))
-        self._linear(f"{module}.{feed_forward.row}", (self.hidden, width), rows, bias=bias)
+        self._linear(f"{module}.{feed_forward.row}", (self.hidden, width), placed=rows, bias=bias)
 
     def _experts(self, module: str) -> None:
         experts = self.family.experts
         assert experts is not None
         num, width = self.settings.size(self.settings.present(experts.num)), self.settings.size(experts.width)
         hidden = self.hidden
-        self._add(f"{module}.{experts.router}.weight", (num, hidden), Replicate("copied"), "normal")
+        self._add(f"{module}.{experts.router}.weight", (num, hidden), placed=Replicate("copied"), init="normal")
         if experts.router_bias:
-            self._add(f"{module}.{experts.router}.bias", (num,), Replicate("copied"), "normal")
+            self._add(f"{module}.{experts.router}.bias", (num,), placed=Replicate("copied"), init="normal")
         stack = f"{module}.experts"
         if self.division == "whole":
             axis = self.axes[stack] = LogicalAxis("experts", num)
@@ -225,13 +227,13 @@ class _Builder:
             columns = Shard(1, stack, (self._channels(axis), self._channels(axis, offset=width)))
             rows = Shard(2, stack, (self._channels(axis),))
         if experts.is_interleaved:
-            self._add(f"{stack}.gate_up_proj", (num, hidden, 2 * width), columns, "normal")
-            self._add(f"{stack}.gate_up_proj_bias", (num, 2 * width), columns, "zeros")
-            self._add(f"{stack}.down_proj", (num, width, hidden), rows, "normal")
-            self._add(f"{stack}.down_proj_bias", (num, hidden), rows, "zeros")
+            self._add(f"{stack}.gate_up_proj", (num, hidden, 2 * width), placed=columns, init="normal")
+            self._add(f"{stack}.gate_up_proj_bias", (num, 2 * width), placed=columns, init="zeros")
+            self._add(f"{stack}.down_proj", (num, width, hidden), placed=rows, init="normal")
+            self._add(f"{stack}.down_proj_bias", (num, hidden), placed=rows, init="zeros")
         else:
-            self._add(f"{stack}.gate_up_proj", (num, 2 * width, hidden), columns, "normal")
-            self._add(f"{stack}.down_proj", (num, hidden, width), rows, "normal")
+            self._add(f"{stack}.gate_up_proj", (num, 2 * width, hidden), placed=columns, init="normal")
+            self._add(f"{stack}.down_proj", (num, hidden, width), placed=rows, init="normal")
         if experts.num_shared is not None and self.settings.size(experts.num_shared, least=0):
             shared_width = width * self.settings.size(experts.num_shared)
             self._feed_forward(f"{module}.shared_experts", FeedForward(), width=shared_width)

@@ -1,5 +1,8 @@
 """A stock transformers model from its configuration alone, without weights."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -12,16 +15,22 @@ def build_model(spec: ModelSpec, *, dtype: torch.dtype) -> PreTrainedModel:
 
     Raises ModelError for a configuration that transformers refuses.
     """
-    settings = {key: value for key, value in spec.config.items() if key not in ("model_type", "dtype", "torch_dtype")}
+    return build_stock(spec.config, dtype=dtype)
+
+
+def build_stock(config: Mapping[str, Any], *, dtype: torch.dtype) -> PreTrainedModel:
+    """As `build_model`, of a parsed `config.json`."""
+    family = str(config["model_type"])
+    settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     try:
-        config = AutoConfig.for_model(spec.family, **settings)
-        config.dtype = dtype
+        stock_config = AutoConfig.for_model(family, **settings)
+        stock_config.dtype = dtype
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(stock_config, dtype=dtype)
             for parameter in model.parameters():  # some routers ask for fp32
                 parameter.data = parameter.data.to(dtype)
     except Exception as error:  # of many kinds: whatever a stock class does with a value that it can't use
-        raise ModelError(f"transformers refuses this {spec.family} configuration: {_cause(error)}") from error
+        raise ModelError(f"transformers refuses this {family} configuration: {_cause(error)}") from error
     return model
 
 

@@ -64,11 +64,10 @@ class VocabParallelLoss:
         self,
         logits: torch.Tensor,
         labels: torch.Tensor | None,
-        vocab_size: int | None = None,
-        *,
+        *_: Any,
         num_items_in_batch: torch.Tensor | int | None = None,
         shift_labels: torch.Tensor | None = None,
-        **_: Any,
+        **__: Any,
     ) -> torch.Tensor:
         """The summed loss over `num_items_in_batch`, in at least fp32; in evaluation without it, the mean.
 

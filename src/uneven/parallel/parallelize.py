@@ -18,6 +18,7 @@ from uneven.errors import LayoutError
 from uneven.layout import Interval, ModelLayout, ParameterSpec, Shard
 from uneven.modelspec import parse_model
 from uneven.parallel import attention, experts
+from uneven.parallel.describe import describe
 from uneven.parallel.layers import DividedRMSNorm, RowParallelLinear, VocabParallelEmbedding, VocabRows
 from uneven.parallel.loss import VocabParallelLoss
 from uneven.parallel.mappings import copy_to_tp
@@ -71,6 +72,7 @@ def _check_same_model(model: PreTrainedModel, layout: ModelLayout) -> None:
         model.config.to_dict(),
         where=f"the configuration of this {type(model).__name__}",
         experts="whole" if are_whole else None,
+        by_plan=lambda config: (config, describe(model)),
     )
     if spec.structure != layout.structure:
         raise LayoutError(

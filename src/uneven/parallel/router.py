@@ -65,8 +65,9 @@ class RouterLoss:
         sums_E = torch.stack([F.softmax(each_NE, dim=-1, dtype=torch.float32).sum(0) for each_NE in logits]).sum(0)
         return self._weight * self._num_experts * (self._fractions.to(sums_E.dtype) * sums_E).sum()
 
-    def _hear(self, router: nn.Module, args: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        logits_NE = output[0]
+    def _hear(self, *call: Any) -> None:
+        """A forward hook: the router, its arguments, and its output, which begins with the logits."""
+        logits_NE = call[-1][0]
         if self._counts is None:
             if torch.is_grad_enabled():
                 self._logits.append(logits_NE)
@@ -79,8 +80,13 @@ class RouterLoss:
 def find_router_loss(model: PreTrainedModel) -> RouterLoss | None:
     """The balance loss of a model whose configuration asks for one, which from now on leaves it to us; else None."""
     config = model.config
-    family = FAMILIES[config.model_type]
-    if family.experts is None or not family.experts.has_router_loss or not config.output_router_logits:
+    family = FAMILIES.get(config.model_type)
+    if (
+        family is None
+        or family.experts is None
+        or not family.experts.has_router_loss
+        or not config.output_router_logits
+    ):
         return None
     config.output_router_logits = False
     name = f".mlp.{family.experts.router}"

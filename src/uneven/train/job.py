@@ -1,14 +1,15 @@
 """A training job as a value: everything that is decided before a process starts, checked in full. Loads no torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from uneven.config import TrainConfig
 from uneven.data import Corpus, TokenDataset, Tokenizer, load_tokenizer, prepare_dataset, read_corpus
 from uneven.errors import ConfigError, DataError, PlanError
-from uneven.layout import ParallelPlan, read_plan
-from uneven.modelspec import DEFAULT_MODEL, ModelSpec, find_weights, read_model
+from uneven.layout import ModelStructure, ParallelPlan, read_plan
+from uneven.modelspec import DEFAULT_MODEL, ExpertDivision, ModelSpec, find_weights, read_model
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -55,7 +56,7 @@ class Job:
 
 def design_job(config: TrainConfig) -> Design:
     """Read the model and tokenizer, make or read the plan, and check that they fit. Raises InputErrors."""
-    spec = read_model(config.model or DEFAULT_MODEL)
+    spec = read_model(config.model or DEFAULT_MODEL, experts=_expert_division(config), by_plan=_describe)
     seq_len = config.train.seq_len
     if spec.max_positions is not None and seq_len > spec.max_positions:
         raise ConfigError(
@@ -70,6 +71,21 @@ def design_job(config: TrainConfig) -> Design:
     _check_prompt(tokenizer, config.sample.prompt)
     weights = None if config.model is None else find_weights(config.model)
     return Design(config, spec, weights, make_plan(config, spec), tokenizer)
+
+
+def _expert_division(config: TrainConfig) -> ExpertDivision | None:
+    """How experts are divided: as the configuration says, or as the plan file does."""
+    if config.parallel.plan is None or config.parallel.experts is not None:
+        return config.parallel.experts
+    axes = read_plan(config.parallel.plan).structure.axes.values()
+    return "whole" if any(axis.name == "experts" for axis in axes) else None
+
+
+def _describe(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ModelStructure]:
+    """The structure of a family that only transformers knows: this loads torch, and most jobs do without."""
+    from uneven.parallel import describe_config
+
+    return describe_config(config)
 
 
 def _check_prompt(tokenizer: Tokenizer, prompt: str) -> None:

@@ -20,7 +20,7 @@ from uneven.checkpoint import export_model, load_model
 from uneven.comm import World
 from uneven.launch.rank import Mailbox
 from uneven.optim import AdamW, Schedule
-from uneven.parallel import KeepFloat64, build_model, fill_random, parallelize
+from uneven.parallel import KeepFloat64, RouterLoss, build_model, fill_random, parallelize, recompute_activations
 from uneven.sync import Gradients, GradReducer
 from uneven.train.check import check_folder
 from uneven.train.job import Job
@@ -69,6 +69,10 @@ class Trainer:
             fill_random(self.model, self.layout, spec=job.design.spec, device=world.device, seed=job.config.seed)
         else:
             load_model(self.model, self.layout, folder=job.design.weights, device=world.device)
+        if config.recompute:
+            recompute_activations(self.model)
+        if config.compile:
+            self.model.compile()
         self.reducer = GradReducer(self.model, job.plan, world=world, bucket_bytes=config.bucket_bytes)
         self.optimizer = AdamW(self.model, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
         self.schedule = Schedule(
@@ -120,13 +124,24 @@ class Trainer:
     def forward_backward(self, rows: npt.NDArray[np.int64]) -> tuple[Gradients, torch.Tensor]:
         """Reduced gradients of the global batch, and this replica's part of its loss, float64."""
         micro = self.job.config.train.micro_batch
+        parts = [rows[first : first + micro] for first in range(0, len(rows), micro)]
+        self._count_choices(parts)
         loss = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
-        self.reducer.begin(num_backwards=-(-len(rows) // micro))
-        for first in range(0, len(rows), micro):
-            part = self.loss(rows[first : first + micro], num_tokens=self.job.tokens_per_step)
+        self.reducer.begin(num_backwards=len(parts))
+        for each in parts:
+            part = self.loss(each, num_tokens=self.job.tokens_per_step)
             part.backward()
             loss += part.detach()
         return self.reducer.finish(), loss
+
+    def _count_choices(self, parts: list[npt.NDArray[np.int64]]) -> None:
+        """For a mixture of experts with a balance loss, which needs the choices of the whole batch."""
+        router: RouterLoss | None = self.model.loss_function.router
+        if router is not None:
+            everyone = self.world.everyone(purpose="router")
+            router.count(
+                lambda: [self.loss(part, num_tokens=1) for part in parts], group=everyone, is_counted=self._is_leader
+            )
 
     def commit(self, gradients: Gradients, loss: torch.Tensor, *, wants_stop: bool) -> tuple[float, float, bool]:
         """Gradient norm and loss of the global batch, and whether to stop: who has them knows that all have come."""
