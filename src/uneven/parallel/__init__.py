@@ -6,9 +6,11 @@ from uneven.parallel.float64 import KeepFloat64
 from uneven.parallel.initialize import fill_random
 from uneven.parallel.parallelize import parallelize, take_ranges
 from uneven.parallel.recompute import recompute_activations
+from uneven.parallel.router import RouterLoss
 
 __all__ = [
     "KeepFloat64",
+    "RouterLoss",
     "build_model",
     "describe_config",
     "fill_random",
