@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from tests import models, oracle
 from tests.ranks.pool import RankPool
 from uneven.comm import World
-from uneven.layout import ParallelPlan
+from uneven.layout import MAX_GROUPS_PER_DEVICE, ParallelPlan
 from uneven.modelspec import ModelSpec
 from uneven.parallel import build_model, fill_random, parallelize
 from uneven.sync import GradReducer
@@ -45,13 +45,15 @@ def global_loss(world: World, plan: ParallelPlan, loss: torch.Tensor) -> float:
     return float(world.everyone(purpose="loss").all_reduce(loss.detach() * is_leader))
 
 
-def gradients(world: World, name: str, plan: ParallelPlan, rows: Rows) -> tuple[float, dict[str, Rows]] | None:
+def gradients(
+    world: World, name: str, plan: ParallelPlan, rows: Rows, max_groups: int = MAX_GROUPS_PER_DEVICE
+) -> tuple[float, dict[str, Rows]] | None:
     """On one rank: the job's loss, and this rank's reduced gradients; None on a rank that is not in the plan."""
     if world.device not in plan.devices:
         return None
     world = world.scoped("job", plan.devices)
     model = divided_model(models.model_spec(name), plan, world=world, dtype=torch.float64)
-    reducer = GradReducer(model, plan, world=world, bucket_bytes=SMALL_BUCKETS)
+    reducer = GradReducer(model, plan, world=world, bucket_bytes=SMALL_BUCKETS, max_groups=max_groups)
     mine = own_rows(plan, rows, device=world.device)
     loss = torch.zeros((), dtype=torch.float64)
     reducer.begin(1 if len(mine) else 0)
@@ -111,9 +113,11 @@ def deviation(results: list[Any], plan: ParallelPlan, needed: Truth) -> Deviatio
     return Deviation(max(losses), errors)
 
 
-def assert_parity(pool: RankPool, name: str, plan: ParallelPlan, *, batch: int = BATCH) -> None:
+def assert_parity(
+    pool: RankPool, name: str, plan: ParallelPlan, *, batch: int = BATCH, max_groups: int = MAX_GROUPS_PER_DEVICE
+) -> None:
     needed = truth(name, batch=batch)
-    results = pool.run(gradients, name, plan, needed.rows, num_ranks=max(plan.devices) + 1)
+    results = pool.run(gradients, name, plan, needed.rows, max_groups, num_ranks=max(plan.devices) + 1)
     found = deviation(results, plan, needed)
     assert found.loss <= TOLERANCE
     assert not found.wrong()

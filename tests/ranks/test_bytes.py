@@ -18,7 +18,7 @@ from tests.ranks import parity
 from tests.ranks.pool import RankPool
 from uneven.comm import World
 from uneven.layout import ModelLayout, ParallelPlan, Partition, ReplicaPlan, Shard, apportion, segments_of
-from uneven.optim import AdamW
+from uneven.optim import ShardedOptimizer
 from uneven.sync import PURPOSE, GradReducer
 
 FP32_BYTES = 4
@@ -61,7 +61,7 @@ def one_step(world: World, name: str, plan: ParallelPlan) -> dict[str, Any] | No
     loss.backward()
     grads = reducer.finish()
     grads.clip(0.1, norm=grads.norm())
-    AdamW(model).step(grads.by_name(), lr=0.01)
+    ShardedOptimizer(model, plan, world=world).step(grads.by_members(), lr=0.01)
     parity.global_loss(world, plan, loss)
     traffic = world.traffic
     sent = {purpose: traffic.sent_bytes(purpose) for purpose in traffic.purposes()}
