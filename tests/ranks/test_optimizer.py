@@ -121,6 +121,18 @@ def test_all_who_keep_a_shard_have_the_same_bits_at_the_same_step(trained, world
     assert all(np.abs(state["exp_avg"]).max() > 0 for state in seen.values())
 
 
+@pytest.mark.parametrize("max_groups", [1, 3])
+def test_twenty_steps_equal_one_process_with_merged_groups(trained, max_groups: int) -> None:
+    """Whoever merely adds zeros to a sum keeps no state and receives no parameters."""
+    course = Course(NAME, copies=1, max_groups=max_groups)
+    outcomes, needed = trained(course, "3+2+1"), test_steps.train_alone(Course(NAME))
+    plan = test_steps.plan_of(course, "3+2+1")
+    assert max(test_steps.errors_of_weights(outcomes, plan, needed).values()) <= WEIGHTS_TOLERANCE
+    for device, outcome in enumerate(outcomes):
+        np.testing.assert_allclose(outcome.norms, needed.norms, rtol=WEIGHTS_TOLERANCE)
+        assert outcome.optimizer.num_bytes == kept_elements(plan, 1, device=device) * 16
+
+
 # Bytes
 
 
@@ -133,6 +145,7 @@ def test_each_device_receives_what_it_holds_but_does_not_keep(trained, world: st
     for device in plan.devices:
         lacking = held_elements(plan, device=device) - kept_elements(plan, copies, device=device)
         assert facts[device].received_bytes == lacking * 8 * course.num_steps
+        assert facts[device].num_bytes == kept_elements(plan, copies, device=device) * 16
     assert sum(each.sent_bytes for each in facts) == sum(each.received_bytes for each in facts)
     if copies == "all" or (copies == 2 and world == "4+3"):
         assert not any(each.sent_bytes for each in facts)

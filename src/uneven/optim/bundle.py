@@ -45,11 +45,17 @@ class LocalBundle:
             for spec, segment in entries
             for slab in slabs_of(spec, segment, layout=layout, device=device)
         ]
+        self.device = slabs[0][0].device
         self._views = EndToEnd([whole.narrow(slab.dim, slab.start, slab.shape[slab.dim]) for whole, slab in slabs])
 
-    def read(self, start: int, stop: int) -> torch.Tensor:
+    def read(self, start: int, stop: int, *, dtype: torch.dtype) -> torch.Tensor:
         """A flat copy of the elements from `start` to `stop`."""
-        return torch.cat(list(self._views.cut(start, stop)))
+        values = torch.empty(stop - start, dtype=dtype, device=self.device)
+        filled = 0
+        for part in self._views.cut(start, stop):
+            values[filled : filled + part.numel()] = part
+            filled += part.numel()
+        return values
 
     def write(self, values: EndToEnd) -> None:
         """Set all elements; `values` has each slab of a parameter in one tensor."""

@@ -28,14 +28,14 @@ BATCH_ELEMENTS = 1 << 22
 class ShardState:
     """A shard's state where it is kept, flat: moments, master weights of bf16 parameters, and the shard's own step."""
 
-    def __init__(self, shard: StateShard, values: torch.Tensor) -> None:
-        """`values` are the elements of the shard in the model's precision."""
-        precise = values if values.dtype == torch.float64 else values.float()
+    def __init__(self, shard: StateShard, bundle: LocalBundle, *, dtype: torch.dtype) -> None:
+        """The start, from the elements of `shard` in `bundle`; `dtype` is the model's."""
+        precision = torch.float64 if dtype == torch.float64 else torch.float32
         self.shard = shard
         self.step = 0
-        self.master = None if precise is values else precise
-        self.exp_avg = torch.zeros_like(precise)
-        self.exp_avg_sq = torch.zeros_like(precise)
+        self.exp_avg = torch.zeros(shard.num_elements, dtype=precision, device=bundle.device)
+        self.exp_avg_sq = torch.zeros_like(self.exp_avg)
+        self.master = None if dtype == precision else bundle.read(shard.start, shard.stop, dtype=precision)
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +65,7 @@ class ShardedOptimizer:
             if world.device in members
         }
         self.states = tuple(
-            ShardState(shard, self._bundles[shard.members].read(shard.start, shard.stop))
+            ShardState(shard, self._bundles[shard.members], dtype=self._dtype)
             for shard in shards
             if world.device in shard.holders
         )
@@ -102,7 +102,8 @@ class ShardedOptimizer:
                 for gradient in flats[shard.members].cut(start, stop):
                     end = start + gradient.numel()
                     own = slice(start - shard.start, end - shard.start)
-                    values = bundle.read(start, end) if state.master is None else state.master[own]
+                    master = state.master
+                    values = bundle.read(start, end, dtype=self._dtype) if master is None else master[own]
                     yield Strip(values, gradient, state.exp_avg[own], state.exp_avg_sq[own], state.step, decays)
                     start = end
 
