@@ -32,6 +32,7 @@ def load_model(model: PreTrainedModel, layout: ModelLayout, *, folder: Path, dev
                 raise ModelError(f"{path}: can't read {spec.name}: {error}") from None
             with torch.no_grad():
                 parameters[spec.name].copy_(local)
+            del local  # before the next one is read
 
 
 def locate(folder: Path, layout: ModelLayout) -> Mapping[ParameterSpec, Path]:

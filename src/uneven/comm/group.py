@@ -3,6 +3,7 @@
 Every member calls the same operations of a group in the same order.
 """
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -78,6 +79,20 @@ class Group:
         self._record("receive", tensor)
         self._process_group.recv([tensor], source, 0).wait()
         return tensor
+
+    def all_to_all(self, tensor: torch.Tensor, *, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """Give each member its part of a flat tensor, `send[r]` elements for rank r in that order; get `receive[r]`.
+
+        Returns what came, in the order of ranks. Nothing goes to oneself: a rank's own entries are 0.
+        """
+        arrived = tensor.new_empty(sum(receive))
+        self._record("send", tensor)
+        self._record("receive", arrived)
+        if self._process_group is not None:
+            # The one collective that both gloo and NCCL have for parts of unlike sizes.
+            options = dist.AllToAllOptions()
+            self._process_group.alltoall_base(arrived, tensor, list(receive), list(send), options).wait()
+        return arrived
 
     def _record(self, operation: Operation, tensor: torch.Tensor) -> None:
         if self.size > 1:

@@ -35,7 +35,8 @@ class TrainSection(Section):
 
     `clip` bounds the global gradient norm; infinity leaves it alone. A step with non-finite gradients is skipped;
     after `max_nonfinite` such steps in a row the job stops. `recompute` keeps only the inputs of layers and computes
-    their activations again in backward; `compile` runs the model through `torch.compile`.
+    their activations again in backward; `compile` runs the model through `torch.compile`. `optimizer_copies` is the
+    number of replicas that keep each part of the optimizer's state, of as many as there are.
     """
 
     steps: PositiveInt = 500
@@ -50,6 +51,7 @@ class TrainSection(Section):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
     clip: float = Field(default=1.0, gt=0)
+    optimizer_copies: PositiveInt | Literal["all"] = 2
     precision: Precision = "fp32"
     max_nonfinite: PositiveInt = 5
     recompute: bool = False

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from uneven.checkpoint import export_model, load_model
 from uneven.comm import World
 from uneven.launch.rank import Mailbox
-from uneven.optim import AdamW, Schedule
+from uneven.optim import AdamW, Schedule, ShardedOptimizer
 from uneven.parallel import KeepFloat64, RouterLoss, build_model, fill_random, parallelize, recompute_activations
 from uneven.sync import Gradients, GradReducer
 from uneven.train.check import check_folder
@@ -74,7 +74,8 @@ class Trainer:
         if config.compile:
             self.model.compile()
         self.reducer = GradReducer(self.model, job.plan, world=world, bucket_bytes=config.bucket_bytes)
-        self.optimizer = AdamW(self.model, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+        rule = AdamW(betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+        self.optimizer = ShardedOptimizer(self.model, job.plan, world=world, rule=rule, copies=config.optimizer_copies)
         self.schedule = Schedule(
             peak=config.lr,
             floor=min(config.min_lr, config.lr),
@@ -150,9 +151,9 @@ class Trainer:
         return squared_norm**0.5, total_loss, stops > 0
 
     def apply(self, gradients: Gradients, *, norm: float, lr: float) -> None:
-        """Clip and update; without communication."""
+        """Clip, update without communication, and gather the updated parameters."""
         gradients.clip(self.job.config.train.clip, norm=norm)
-        self.optimizer.step(gradients.by_name(), lr=lr)
+        self.optimizer.step(gradients.by_members(), lr=lr)
 
     def loss(self, rows: npt.NDArray[np.int64], *, num_tokens: int) -> torch.Tensor:
         """The loss of token rows (sequences, seq_len + 1), summed and divided by `num_tokens`."""
