@@ -10,10 +10,10 @@ from typing import Any
 from uneven.errors import ModelError
 from uneven.layout import ModelStructure
 from uneven.modelspec.families import build_structure, read_shape
+from uneven.modelspec.stored import WEIGHTS, WEIGHTS_INDEX
 
 DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-1m" / "config.json"
 
-WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".safetensors")
 
@@ -64,6 +64,8 @@ def read_model(path: Path) -> ModelSpec:
     """The model of a `config.json`, or of the folder that holds one."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
+        if (path / "adapter_config.json").is_file():
+            raise ModelError(f"model: {path} holds an adapter without its model; merge it into the model first")
         raise ModelError(f"model: expected a config.json or a folder that holds one, found nothing at {file}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
