@@ -6,6 +6,7 @@ stands for. The reader leaves out, without a word, tensors that it has no name f
 
 import contextlib
 import io
+import json
 import shutil
 import uuid
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from gguf import GGUFReader
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from uneven.errors import ModelError
@@ -46,7 +47,7 @@ def _write(file: Path, folder: Path) -> None:
         # Its progress bar would stand in the way of the caller's display.
         with contextlib.redirect_stderr(io.StringIO()):
             tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # of many kinds: whatever a reader does with a file that it can't use
         text = " ".join(str(error).split())
         raise ModelError(f"{file}: transformers can't read this GGUF: {type(error).__name__}: {text}") from None
@@ -62,6 +63,14 @@ def _write(file: Path, folder: Path) -> None:
     config.dtype = torch.float32
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _drop_foreign_tokens(folder / "tokenizer.json", vocab=config.vocab_size)
     tensors = {name: tensor.float().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+
+
+def _drop_foreign_tokens(file: Path, *, vocab: int) -> None:
+    """Drop what transformers adds to a vocabulary without it, <|endoftext|>: the model has no embedding for it."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocab]
+    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
