@@ -23,7 +23,7 @@ def describe_job(job: Job, console: Console) -> None:
     degrees = " + ".join(str(len(replica.layout.devices)) for replica in job.plan.replicas)
     samples = " + ".join(map(str, job.plan.samples(job.config.train.global_batch)))
     weights = (
-        f"weights of {escape(str(job.design.weights))}"
+        f"weights of {escape(str(job.config.model))}, learning rate {job.config.train.lr:g}"
         if job.design.weights
         else f"random weights, seed {job.config.seed}"
     )

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -33,6 +34,9 @@ def train(
     shares: Annotated[str | None, typer.Option(help="Shares of the devices in each replica, as in 2:1:1,1:1.")] = None,
     batch_shares: Annotated[str | None, typer.Option(help="Weights of the replicas in the batch, as in 4:3.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan.json that says all about the division.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A Hugging Face folder, a .gguf, smollm2, or a config.json for random weights.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's new folder; by default runs/DATE-TIME.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
     set_: Annotated[
@@ -49,6 +53,7 @@ def train(
         "parallel.shares": None if shares is None else parse_shares(shares),
         "parallel.batch_shares": None if batch_shares is None else _parse_weights(batch_shares),
         "parallel.plan": plan,
+        "model": model,
         "device": device,
     }
     settings = load_config(config, settings=set_ or (), flags=flags)
@@ -80,7 +85,7 @@ def _parse_weights(text: str) -> list[int]:
 
 
 def _prepare(settings: TrainConfig, console: Console) -> Job:
-    design: Design = design_job(settings)
+    design: Design = design_job(settings, announce=partial(console.print, markup=False, soft_wrap=True))
     # The ranks' process loads torch while this one reads the data.
     warm_up(f"transformers.models.{design.spec.family}.modeling_{design.spec.family}", "uneven.train.program")
     with console.status("reading the data") as status:

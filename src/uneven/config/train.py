@@ -10,6 +10,8 @@ PositiveInt = Annotated[int, Field(ge=1, strict=True)]
 Degree = Annotated[int, Field(ge=1, le=65536, strict=True)]
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+LR_OF_RANDOM_WEIGHTS, LR_OF_GIVEN_WEIGHTS = 6e-3, 2e-5
+"""Peaks of the learning rate: 6e-3 suits models of a few million parameters, and would ruin what others have learnt."""
 
 
 def _as_list(value: Any) -> Any:
@@ -34,17 +36,18 @@ class TrainSection(Section):
     """`global_batch` counts sequences a step over all replicas, `micro_batch` those of one forward pass of a replica.
 
     `clip` bounds the global gradient norm; infinity leaves it alone. A step with non-finite gradients is skipped;
-    after `max_nonfinite` such steps in a row the job stops. `recompute` keeps only the inputs of layers and computes
-    their activations again in backward; `compile` runs the model through `torch.compile`. `optimizer_copies` is the
-    number of replicas that keep each part of the optimizer's state, of as many as there are.
+    after `max_nonfinite` such steps in a row the job stops. Where `lr` is not given, it suits the weights that training
+    starts from, see `TrainConfig.with_learning_rate`; `min_lr` is a twentieth of it. `recompute` keeps only the inputs
+    of layers and computes their activations again in backward; `compile` runs the model through `torch.compile`.
+    `optimizer_copies` is the number of replicas that keep each part of the optimizer's state, of as many as there are.
     """
 
     steps: PositiveInt = 500
     seq_len: PositiveInt = 128
     global_batch: PositiveInt = 9
     micro_batch: PositiveInt = 6
-    lr: float = Field(default=6e-3, gt=0, allow_inf_nan=False)
-    min_lr: float = Field(default=3e-4, ge=0, allow_inf_nan=False)
+    lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    min_lr: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     warmup_steps: int = Field(default=25, ge=0, strict=True)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
@@ -114,9 +117,9 @@ class LaunchSection(Section):
 class TrainConfig(Section):
     """A training job.
 
-    `model` is a Hugging Face folder, whose weights are loaded, or a `config.json` for random ones; None is the
-    built-in configuration. `tokenizer` is a folder, a `tokenizer.json`, or "byte"; None is the model folder's own if
-    it has one, otherwise "byte".
+    `model` is a Hugging Face folder or a GGUF file, whose weights are loaded, "smollm2" for those of that package, or a
+    `config.json` for random ones; None is the built-in configuration. `tokenizer` is a folder, a `tokenizer.json`, or
+    "byte"; None is the model folder's own if it has one, otherwise "byte".
     """
 
     model: Path | None = None
@@ -130,3 +133,9 @@ class TrainConfig(Section):
     sample: SampleSection = SampleSection()
     log: LogSection = LogSection()
     launch: LaunchSection = LaunchSection()
+
+    def with_learning_rate(self, *, has_weights: bool) -> "TrainConfig":
+        """With `train.lr` and `train.min_lr` as numbers: of a small new model, or gentle ones for given weights."""
+        lr = self.train.lr or (LR_OF_GIVEN_WEIGHTS if has_weights else LR_OF_RANDOM_WEIGHTS)
+        min_lr = lr / 20 if self.train.min_lr is None else self.train.min_lr
+        return self.model_copy(update={"train": self.train.model_copy(update={"lr": lr, "min_lr": min_lr})})

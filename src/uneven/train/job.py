@@ -9,7 +9,8 @@ from uneven.config import TrainConfig
 from uneven.data import Corpus, TokenDataset, Tokenizer, load_tokenizer, prepare_dataset, read_corpus
 from uneven.errors import ConfigError, DataError, PlanError
 from uneven.layout import ModelStructure, ParallelPlan, read_plan
-from uneven.modelspec import DEFAULT_MODEL, ExpertDivision, ModelSpec, find_weights, read_model
+from uneven.modelspec import ExpertDivision, ModelSpec, assemble, find_weights, read_model, read_stored
+from uneven.train.origin import Announce, find_model
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -17,7 +18,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """The part of a job that needs no data. `weights` is the folder that training starts from, None for random ones."""
+    """The part of a job that needs no data. `weights` is the folder that training starts from, None for random ones.
+
+    `config` has its learning rates as numbers.
+    """
 
     config: TrainConfig
     spec: ModelSpec
@@ -54,22 +58,29 @@ class Job:
         return range((step - 1) * batch + mine.start, (step - 1) * batch + mine.stop)
 
 
-def design_job(config: TrainConfig) -> Design:
-    """Read the model and tokenizer, make or read the plan, and check that they fit. Raises InputErrors."""
-    spec = read_model(config.model or DEFAULT_MODEL, experts=_expert_division(config), by_plan=_describe)
+def design_job(config: TrainConfig, *, announce: Announce = print) -> Design:
+    """Read the model and tokenizer, make or read the plan, and check that they fit. Raises InputErrors.
+
+    Weights are checked by their headers. `announce` is told what takes long.
+    """
+    model = find_model(config.model, cache=_home(config.data.cache), announce=announce)
+    spec = read_model(model, experts=_expert_division(config), by_plan=_describe)
     seq_len = config.train.seq_len
     if spec.max_positions is not None and seq_len > spec.max_positions:
         raise ConfigError(
             f"train.seq_len is {seq_len}, the model allows at most {spec.max_positions} (max_position_embeddings)"
         )
-    tokenizer = load_tokenizer(config.tokenizer or _own_tokenizer(config.model))
+    tokenizer = load_tokenizer(config.tokenizer or _own_tokenizer(model))
     if tokenizer.vocab_size > spec.vocab_size:
         raise ConfigError(
             f"tokenizer {tokenizer.source!r} has {tokenizer.vocab_size} tokens, the model's vocabulary only "
             f"{spec.vocab_size} (vocab_size); use a model with at least {tokenizer.vocab_size}"
         )
     _check_prompt(tokenizer, config.sample.prompt)
-    weights = None if config.model is None else find_weights(config.model)
+    weights = find_weights(model)
+    if weights is not None:
+        assemble(spec.structure, read_stored(weights))
+    config = config.with_learning_rate(has_weights=weights is not None)
     return Design(config, spec, weights, make_plan(config, spec), tokenizer)
 
 
@@ -96,9 +107,9 @@ def _check_prompt(tokenizer: Tokenizer, prompt: str) -> None:
         raise ConfigError(f"sample.prompt: {error}") from None
 
 
-def _own_tokenizer(model: Path | None) -> str:
+def _own_tokenizer(model: Path) -> str:
     """The tokenizer in a model's folder, or the bytes where it has none."""
-    return str(model) if model is not None and (model / "tokenizer.json").is_file() else "byte"
+    return str(model) if (model / "tokenizer.json").is_file() else "byte"
 
 
 def prepare_job(design: Design, *, progress: Progress | None = None) -> Job:

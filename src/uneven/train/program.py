@@ -39,6 +39,8 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
     folder: Path = args[1]
     trainer = Trainer(job, world)
     is_reporter = world.device == job.plan.devices[0]
+    if trainer.bytes_read is not None:
+        mailbox.post(trainer.bytes_read)
     if is_reporter:
         mailbox.post(Started())
     outcome = trainer.run(mailbox, is_reporter=is_reporter)
@@ -46,11 +48,19 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
     trainer.save(folder / PARTIAL)
     if is_reporter:
         job.design.tokenizer.save(folder / PARTIAL)
+        _keep_generation_config(job, folder / PARTIAL)
         (folder / PARTIAL).rename(folder / MODEL)
         mailbox.post(outcome)
         # Weights that overflowed can neither be compared nor write.
         can_check = math.isfinite(outcome.heldout_loss)
         mailbox.post(check_folder(job, folder / MODEL, device=world.torch_device) if can_check else Check())
+
+
+def _keep_generation_config(job: Job, folder: Path) -> None:
+    """How the model that training started from is to generate: where its answers end, for one."""
+    source = None if job.design.weights is None else job.design.weights / "generation_config.json"
+    if source is not None and source.is_file():
+        (folder / source.name).write_bytes(source.read_bytes())
 
 
 @final
@@ -67,8 +77,9 @@ class Trainer:
         self.model: PreTrainedModel = parallelize(model, self.layout, world=world)
         if job.design.weights is None:
             fill_random(self.model, self.layout, spec=job.design.spec, device=world.device, seed=job.config.seed)
+            self.bytes_read = None
         else:
-            load_model(self.model, self.layout, folder=job.design.weights, device=world.device)
+            self.bytes_read = load_model(self.model, self.layout, folder=job.design.weights, device=world.device)
         if config.recompute:
             recompute_activations(self.model)
         if config.compile:

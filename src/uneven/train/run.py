@@ -19,6 +19,7 @@ from uneven.comm import Transport
 from uneven.draw import draw_loss, draw_plan
 from uneven.errors import ConfigError, InputError, NonFiniteGradient
 from uneven.launch.launcher import Launcher, LaunchSettings
+from uneven.modelspec import BytesRead
 from uneven.train.job import Job
 from uneven.train.program import MODEL, PARTIAL, STOP, train_rank
 from uneven.train.records import Check, Outcome, Started, StepRecord
@@ -37,6 +38,7 @@ class TrainingRun:
         self._launcher: Launcher | None = None
         self._wants_stop = False
         self._curve: list[tuple[int, float]] = []
+        self._bytes_read: dict[int, BytesRead] = {}
 
     def request_stop(self) -> None:
         """Let every rank end after its current step, and save. May be called from a signal handler."""
@@ -65,6 +67,9 @@ class TrainingRun:
                 self._launcher.tell(STOP)
             for message in self._launcher.messages():
                 if message.kind != "post":
+                    continue
+                if isinstance(message.payload, BytesRead):
+                    self._bytes_read[message.device] = message.payload
                     continue
                 event: Event = message.payload
                 if isinstance(event, StepRecord):
@@ -148,6 +153,7 @@ class TrainingRun:
             "unigram_entropy": entropy,
             "sample": check.text,
             "check_problem": check.problem,
+            "bytes_read": {device: dataclasses.asdict(read) for device, read in sorted(self._bytes_read.items())},
         }
         _write_json(self.folder / "summary.json", summary)
         draw_loss(
