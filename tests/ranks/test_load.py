@@ -46,23 +46,36 @@ def bytes_asked_of_the_system() -> int:
     return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["rchar"])
 
 
-@pytest.mark.parametrize("max_shard_size", ["1GB", "150KB"])
-@pytest.mark.parametrize("name", ["llama-bias-tied-pad", "qwen3"])
+ONE_FILE = ("gemma3", "olmo2", "phi3", "phi", "gpt-neox", "mixtral", "qwen3-moe-whole", "deepseek-v3", "gpt-oss")
+
+
+@pytest.mark.parametrize(
+    ("name", "max_shard_size"),
+    [
+        *((name, size) for name in ("llama-bias-tied-pad", "qwen3") for size in ("1GB", "150KB")),
+        *((name, "1GB") for name in ONE_FILE),
+    ],
+)
 def test_a_folder_loads_and_comes_back_bit_for_bit(
     pool: RankPool, tmp_path: Path, name: str, max_shard_size: str
 ) -> None:
     spec = models.model_spec(name)
     stock = oracle.stock_model(spec, seed=5, dtype=torch.float32).requires_grad_(False)
+    for key, buffer in stock.named_buffers():
+        if "e_score_correction_bias" in key:
+            buffer.normal_()
     stock.save_pretrained(tmp_path / "source", max_shard_size=max_shard_size)
     (tmp_path / "target").mkdir()
     plan = layouts.special_plan(spec.structure, "interleaved")
     results = pool.run(load_and_export, name, plan, tmp_path / "source", tmp_path / "target", num_ranks=5)
     whole = dict(stock.named_parameters())
-    headers = header_bytes(tmp_path / "source", num_elements=sum(p.numel() for p in whole.values()))
+    state = {key: value for key, value in stock.state_dict().items() if "e_score_correction_bias" in key}
+    num_state = sum(value.numel() for value in state.values())  # each rank holds and reads all of it
+    headers = header_bytes(tmp_path / "source", num_elements=sum(p.numel() for p in whole.values()) + num_state)
     for device, (found, count, asked) in enumerate(results):
         for key, local in found.items():
             assert torch.equal(torch.from_numpy(local), oracle.local_part(plan, key, whole[key], device=device))
-        share = ITEM_BYTES * plan.layout_of(device).local_elements(device)
+        share = ITEM_BYTES * (plan.layout_of(device).local_elements(device) + num_state)
         assert count == BytesRead(headers, share)
         assert headers + share <= asked < headers + share + 1000  # /proc/self/io itself is read too
         assert headers + share < sum(file.stat().st_size for file in (tmp_path / "source").glob("model*"))
@@ -70,6 +83,8 @@ def test_a_folder_loads_and_comes_back_bit_for_bit(
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     for key, value in again.named_parameters():
         assert torch.equal(value, whole[key])
+    for key, value in state.items():
+        assert torch.equal(again.state_dict()[key], value)
 
 
 def header_bytes(folder: Path, *, num_elements: int) -> int:
