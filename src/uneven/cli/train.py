@@ -35,6 +35,7 @@ def train(
     plan: Annotated[Path | None, typer.Option(help="A plan.json that says all about the division.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's new folder; by default runs/DATE-TIME.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Trace a few steps of each rank, for Perfetto.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A key of the configuration, as in train.steps=100.")
     ] = None,
@@ -50,6 +51,7 @@ def train(
         "parallel.batch_shares": None if batch_shares is None else _parse_weights(batch_shares),
         "parallel.plan": plan,
         "device": device,
+        "log.profile": profile or None,
     }
     settings = load_config(config, settings=set_ or (), flags=flags)
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
