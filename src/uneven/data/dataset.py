@@ -95,8 +95,8 @@ class PartReader:
         packing = self.part.packing
         if self.part.stream.row_tokens is None and not packing.restarts:
             return len(indices) * packing.seq_len
-        flags = np.stack([self.flags[self._where(index)][1:] for index in indices])
-        return int(np.count_nonzero(counted(flags, restarts=packing.restarts)))
+        rows = (self.flags[self._where(index)] for index in indices)
+        return sum(int(np.count_nonzero(counted(row[1:], restarts=packing.restarts))) for row in rows)
 
     def counts(self, *, vocab_size: int) -> npt.NDArray[np.int64]:
         """How often each id is a target."""

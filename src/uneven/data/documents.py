@@ -17,7 +17,7 @@ from uneven.data.records import Record
 from uneven.data.tokenizer import TokenIds, Tokenizer
 from uneven.errors import DataError
 
-TARGET, START = np.uint8(1), np.uint8(2)
+TARGET, START = 1, 2
 """Flags of a token: the loss may count it; it is the first one of its document."""
 
 Flags = npt.NDArray[np.uint8]
@@ -80,7 +80,7 @@ def encode_documents(corpus: Corpus, tokenizer: Tokenizer, *, template: ChatTemp
         else:
             encodings = template.encode(conversations)
             yield [
-                Encoded(piece, ids, _with_start(is_assistants * TARGET, is_target=False))
+                Encoded(piece, ids, _with_start(np.where(is_assistants, TARGET, 0), is_target=False))
                 for piece, (ids, is_assistants) in zip(batch, encodings, strict=True)
             ]
 
@@ -89,12 +89,12 @@ def _encoded_text(piece: Piece, ids: TokenIds, *, end: TokenIds) -> Encoded:
     if piece.digest is not None:
         ids = np.concatenate([ids, end])
     flags = np.full(len(ids), TARGET)
-    return Encoded(piece, ids, _with_start(flags, is_target=True) if piece.is_first else flags)
+    return Encoded(piece, ids, _with_start(flags, is_target=True) if piece.is_first else flags.astype(np.uint8))
 
 
-def _with_start(flags: Flags, *, is_target: bool) -> Flags:
+def _with_start(flags: npt.NDArray[np.int64], *, is_target: bool) -> Flags:
     flags[:1] = START | TARGET if is_target else START
-    return flags
+    return flags.astype(np.uint8)
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
