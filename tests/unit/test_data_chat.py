@@ -169,6 +169,21 @@ def test_rows_depend_on_their_length_and_are_kept_for_each(tmp_path: Path) -> No
     assert len(list((tmp_path / "cache").glob("*.tokens"))) == 2
 
 
+def test_another_template_is_another_stream(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(turns(letter, letter)) + "\n" for letter in LETTERS))
+    streams = [
+        prepare_dataset(
+            read_corpus([str(tmp_path / "a.jsonl")]),
+            chat_tokenizer(tmp_path / str(number), template),
+            packing=Packing(63, 0.3),
+            cache=tmp_path / "cache",
+        ).train.stream
+        for number, template in enumerate([PREFIXES, CHATML, PREFIXES])
+    ]
+    assert streams[0] == streams[2]
+    assert streams[0].fingerprint != streams[1].fingerprint
+
+
 def test_a_corpus_is_of_texts_or_of_conversations(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.jsonl, line 2: a text in a corpus that begins with conversations"):
         prepare(tmp_path, turns("a", "b"), {"text": "c"}, seq_len=8)

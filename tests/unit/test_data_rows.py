@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.data import Packing, Rows, load_tokenizer, prepare_dataset, read_corpus
@@ -42,12 +42,10 @@ def test_without_restarts_a_row_is_one_sequence() -> None:
     assert rows.targets.tolist() == [[101, 102, 103]]
 
 
-@given(
-    st.lists(
-        st.lists(st.sampled_from([0, TARGET, START, START | TARGET]), min_size=6, max_size=6), min_size=1, max_size=3
-    )
-)
-def test_positions_count_from_the_last_start(flags: list[list[int]]) -> None:
+@settings(deadline=None)
+@given(st.binary(min_size=18, max_size=18))
+def test_positions_count_from_the_last_start(content: bytes) -> None:
+    flags = (np.frombuffer(content, dtype=np.uint8).reshape(3, 6) & (START | TARGET)).tolist()
     rows = rows_of(flags)
     positions = rows.position_ids
     if positions is None:

@@ -29,7 +29,7 @@ from uneven.errors import DataError
 
 # Around what a template marks as generated, until it is rendered. Unicode reserves these two for such uses.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # What a template is told if it asks for the date: always the same day, so that the same conversations give the same
 # stream tomorrow. It is the day that Llama's templates name where there is no clock.
 _DAY = (2024, 7, 26)
@@ -56,6 +56,7 @@ class ChatTemplate:
     _template: jinja2.Template = field(repr=False)
     _special: Mapping[str, str] = field(repr=False)
     _backend: tokenizers.Tokenizer = field(repr=False)
+    _ends: tuple[str, ...] = field(repr=False)
 
     def render(self, messages: Sequence[Message], *, where: str) -> Rendered:
         """The text that `apply_chat_template` of transformers gives, and the assistant's part of it.
@@ -110,8 +111,7 @@ class ChatTemplate:
     def _up_to_end_of_turn(self, turn: str) -> str:
         """`turn` without the white space behind the token that ends it; all of it if no such token does."""
         stripped = turn.rstrip()
-        ends = (token.content for token in self._backend.get_added_tokens_decoder().values())
-        return stripped if stripped.endswith(tuple(end for end in ends if end.strip())) else turn
+        return stripped if stripped.endswith(self._ends) else turn
 
 
 def read_template(tokenizer: Tokenizer, *, where: str) -> ChatTemplate:
@@ -127,14 +127,16 @@ def read_template(tokenizer: Tokenizer, *, where: str) -> ChatTemplate:
             f"{where} is a conversation, but the tokenizer {tokenizer.source!r} has no chat template; needed is a "
             "chat_template.jinja, or a chat_template in tokenizer_config.json, in the tokenizer's folder"
         )
-    special = _special_tokens(tokenizer, config)
+    special, backend = _special_tokens(tokenizer, config), _chat_backend(tokenizer)
+    added = [token.content for token in backend.get_added_tokens_decoder().values()]
     return ChatTemplate(
         source=tokenizer.source,
         fingerprint=hashlib.sha256(json.dumps([text, special], sort_keys=True).encode()).hexdigest(),
         is_tagged=_GENERATION_TAG.search(text) is not None,
         _template=_compile(text, source=tokenizer.source),
         _special=special,
-        _backend=_chat_backend(tokenizer),
+        _backend=backend,
+        _ends=tuple(token for token in added if token.strip()),
     )
 
 

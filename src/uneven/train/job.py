@@ -18,6 +18,7 @@ from uneven.data import (
 from uneven.errors import ConfigError, DataError, PlanError
 from uneven.layout import ParallelPlan, read_plan
 from uneven.modelspec import DEFAULT_MODEL, ModelSpec, find_weights, read_model
+from uneven.train.tensorboard import check_tensorboard
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -64,6 +65,8 @@ class Job:
 
 def design_job(config: TrainConfig) -> Design:
     """Read the model and tokenizer, make or read the plan, and check that they fit. Raises InputErrors."""
+    if config.log.tensorboard:
+        check_tensorboard()
     spec = read_model(config.model or DEFAULT_MODEL)
     seq_len = config.train.seq_len
     if spec.max_positions is not None and seq_len > spec.max_positions:

@@ -22,7 +22,7 @@ from uneven.launch.launcher import Launcher, LaunchSettings
 from uneven.train.job import Job
 from uneven.train.program import MODEL, PARTIAL, STOP, train_rank
 from uneven.train.records import PROFILE, Check, Evaluation, Outcome, Started, StepRecord, find_traces
-from uneven.train.tensorboard import EventFiles, check_tensorboard
+from uneven.train.tensorboard import EventFiles
 
 Event = Started | StepRecord | Evaluation | Outcome | Check
 TENSORBOARD = "tensorboard"
@@ -35,8 +35,6 @@ class TrainingRun:
 
     def __init__(self, job: Job, folder: Path) -> None:
         _check_accelerators(job)
-        if job.config.log.tensorboard:
-            check_tensorboard()
         self.job = job
         self.folder = folder
         self._launcher: Launcher | None = None
