@@ -162,6 +162,26 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "an empty folder": (make_folder("empty"), ["--set", "data.paths=['empty']"], ["empty"]),
     "a missing corpus": (nothing, ["--set", "data.paths=['gone.txt']"], ["gone.txt"]),
     "a glob without match": (nothing, ["--set", "data.paths=['*.md']"], ["*.md"]),
+    "a record that is no JSON": (
+        write_text("r.jsonl", '{"text": "fine"}\n{"text": \n'),
+        ["--set", "data.paths=r.jsonl"],
+        ["r.jsonl, line 2", "not valid JSON"],
+    ),
+    "a record without content": (
+        write_text("r.jsonl", '{"prompt": "a"}\n'),
+        ["--set", "data.paths=r.jsonl"],
+        ["r.jsonl, line 1", "'text'", "'messages'", "['prompt']"],
+    ),
+    "a conversation without an answer": (
+        write_text("r.jsonl", '{"messages": [{"role": "user", "content": "a"}]}\n'),
+        ["--set", "data.paths=r.jsonl"],
+        ["r.jsonl, line 1", "'assistant'", "['user']"],
+    ),
+    "a tokenizer without a chat template": (
+        write_text("r.jsonl", '{"messages": [{"role": "assistant", "content": "a"}]}\n'),
+        ["--set", "data.paths=r.jsonl"],
+        ["r.jsonl, line 1", "'byte'", "chat_template.jinja"],
+    ),
     "a small corpus": (
         write_text("s.txt", "abc " * 50),
         ["--set", "data.paths=['s.txt']"],

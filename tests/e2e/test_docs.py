@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from tests.e2e.command import uneven_here
 from uneven.config import TrainConfig, load_config
-from uneven.data import load_tokenizer
+from uneven.data import Fields, load_tokenizer
+from uneven.data.records import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
@@ -90,7 +91,26 @@ def test_toml_blocks_are_configurations(tmp_path: Path, page: str) -> None:
         assert load_config(tmp_path / f"{number}.toml") != TrainConfig()
 
 
+@pytest.mark.parametrize("page", pages_with("jsonl"))
+def test_jsonl_blocks_are_records(tmp_path: Path, page: str) -> None:
+    for number, text in enumerate(blocks(page, "jsonl")):
+        (tmp_path / f"{number}.jsonl").write_text(text)
+        assert len(list(read_records(tmp_path / f"{number}.jsonl", Fields()))) == 2
+
+
 # Commands
+
+
+def write_records(folder: Path) -> None:
+    """Texts, conversations, and a template of few tokens for them."""
+    texts = [{"text": f"line {n} of {n * n % 17}"} for n in range(200)]
+    roles = [("user", "{n} + 1?"), ("assistant", "{n}, and 1")]
+    chats = [{"messages": [{"role": role, "content": text.format(n=n)} for role, text in roles]} for n in range(200)]
+    for name, records in (("texts", texts), ("chats", chats)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    turn = "{{ message.role[0] }}: {{ message.content }};"
+    template = f"{{% for message in messages %}}{turn}{{% endfor %}}{{% if add_generation_prompt %}}a: {{% endif %}}"
+    (folder / "my-model" / "chat_template.jinja").write_text(template)
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,7 @@ class Reader:
         shutil.copytree(tiny_files / "corpus", folder / "notes")
         load_tokenizer("byte").save(folder / "my-model")
         (folder / "book.txt").write_text("Call me Ishmael. " * 50)
+        write_records(folder)
         for text in blocks(page, "toml"):
             name = FILE_NAME.match(text)
             if name:

@@ -39,6 +39,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's new folder; by default runs/DATE-TIME.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Trace a few steps of each rank, for Perfetto.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A key of the configuration, as in train.steps=100.")
     ] = None,
@@ -55,6 +56,7 @@ def train(
         "parallel.plan": plan,
         "model": model,
         "device": device,
+        "log.profile": profile or None,
     }
     settings = load_config(config, settings=set_ or (), flags=flags)
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")

@@ -25,10 +25,17 @@ class Section(BaseModel):
 
 
 class DataSection(Section):
-    """`paths`: files, folders and globs; none means the source of Python's standard library."""
+    """`paths`: files, folders and globs; none means the source of Python's standard library.
+
+    In files of records, each has a text in `text_field` or the messages of a conversation in `messages_field`.
+    """
 
     paths: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+    heldout_paths: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
     holdout: float = Field(default=0.05, gt=0, lt=1)
+    text_field: str = "text"
+    messages_field: str = "messages"
+    restart_at_documents: bool = True
     cache: Path = Path("~/.cache/uneven")
 
 
@@ -77,11 +84,13 @@ class ParallelSection(Section):
 
 
 class EvalSection(Section):
-    """At the end the loss is taken on the first `sequences` held-out sequences.
+    """At the end, and after every `every` steps if that is not 0, the loss is taken on the first `sequences` held-out
+    sequences.
 
     With `reload`, the saved folder is loaded by plain transformers and evaluated on the same sequences.
     """
 
+    every: int = Field(default=0, ge=0, strict=True)
     sequences: PositiveInt = 64
     reload: bool = True
 
@@ -102,9 +111,14 @@ class SampleSection(Section):
 
 
 class LogSection(Section):
-    """`samples` adds the ids of the samples used to each line of the metrics."""
+    """`samples` adds the ids of the samples used to each line of the metrics.
+
+    `tensorboard` writes what the metrics say as TensorBoard's event files too. `profile` traces a few steps.
+    """
 
     samples: bool = False
+    tensorboard: bool = False
+    profile: bool = False
 
 
 class LaunchSection(Section):

@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -22,9 +22,12 @@ from uneven.launch.launcher import Launcher, LaunchSettings
 from uneven.modelspec import BytesRead
 from uneven.train.job import Job
 from uneven.train.program import MODEL, PARTIAL, STOP, train_rank
-from uneven.train.records import Check, Outcome, Started, StepRecord
+from uneven.train.records import PROFILE, Check, Evaluation, Outcome, Started, StepRecord, find_traces
+from uneven.train.tensorboard import EventFiles
 
-Event = Started | StepRecord | Outcome | Check
+Event = Started | StepRecord | Evaluation | Outcome | Check
+TENSORBOARD = "tensorboard"
+"""The folder of a run where TensorBoard's event files lie."""
 
 
 @final
@@ -39,6 +42,7 @@ class TrainingRun:
         self._wants_stop = False
         self._curve: list[tuple[int, float]] = []
         self._bytes_read: dict[int, BytesRead] = {}
+        self._heldout: list[tuple[int, float]] = []
 
     def request_stop(self) -> None:
         """Let every rank end after its current step, and save. May be called from a signal handler."""
@@ -59,6 +63,7 @@ class TrainingRun:
         with (
             self._new_folder(),
             (self.folder / "metrics.jsonl").open("w") as metrics,
+            EventFiles(self.folder / TENSORBOARD) if config.log.tensorboard else nullcontext() as event_files,
             Launcher(
                 train_rank, (self.job, self.folder), devices=self.job.plan.devices, settings=settings
             ) as self._launcher,
@@ -72,8 +77,10 @@ class TrainingRun:
                     self._bytes_read[message.device] = message.payload
                     continue
                 event: Event = message.payload
-                if isinstance(event, StepRecord):
+                if isinstance(event, StepRecord | Evaluation):
                     self._log(event, metrics)
+                    if event_files is not None:
+                        event_files.add(event)
                 elif isinstance(event, Outcome):
                     outcome = event
                     self._conclude(event, Check(), time_s=time.perf_counter() - began)
@@ -110,6 +117,8 @@ class TrainingRun:
             raise ConfigError(f"--out {self.folder}: can't make this folder: {error.strerror}") from None
         (self.folder / "logs").mkdir()
         (self.folder / PARTIAL).mkdir()
+        if self.job.config.log.profile:
+            (self.folder / PROFILE).mkdir()
         _write_json(self.folder / "config.json", self.job.config.model_dump(mode="json"))
         _write_json(self.folder / "data.json", self._describe_data())
         (self.folder / "plan.json").write_text(self.job.plan.dumps())
@@ -117,27 +126,36 @@ class TrainingRun:
 
     def _describe_data(self) -> dict[str, Any]:
         corpus, dataset = self.job.corpus, self.job.dataset
+        stream = dataset.train.stream
         return {
             "corpus": corpus.description,
             "corpus_fingerprint": corpus.fingerprint,
-            "documents": len(corpus.documents),
+            "heldout_corpus": None if self.job.heldout is None else self.job.heldout.description,
+            "files": len(corpus.documents),
             "bytes": corpus.num_bytes,
+            "documents": stream.content.num_documents,
+            "cut_documents": stream.content.num_cut,
+            "dropped_documents": stream.content.num_dropped,
             "tokenizer": self.job.design.tokenizer.source,
             "tokenizer_fingerprint": self.job.design.tokenizer.fingerprint,
-            "tokens": dataset.num_tokens,
+            "tokens": stream.num_tokens,
+            "padding_tokens": stream.content.num_padding,
             "train_sequences": dataset.num_train,
             "heldout_sequences": dataset.num_heldout,
             "unigram_entropy": dataset.unigram_entropy,
         }
 
-    def _log(self, record: StepRecord, metrics: IO[str]) -> None:
-        line = {key: _finite(value) for key, value in dataclasses.asdict(record).items()}
-        line["skipped"] = line.pop("is_skipped")
-        if record.samples is None:
-            del line["samples"]
+    def _log(self, event: StepRecord | Evaluation, metrics: IO[str]) -> None:
+        line = {key: _finite(value) for key, value in dataclasses.asdict(event).items()}
+        if isinstance(event, StepRecord):
+            line["skipped"] = line.pop("is_skipped")
+            if event.samples is None:
+                del line["samples"]
+            self._curve.append((event.step, event.loss))
+        else:
+            self._heldout.append((event.step, event.heldout_loss))
         metrics.write(json.dumps(line) + "\n")
         metrics.flush()
-        self._curve.append((record.step, record.loss))
 
     def _conclude(self, outcome: Outcome, check: Check, *, time_s: float) -> None:
         entropy = self.job.dataset.unigram_entropy
@@ -145,7 +163,7 @@ class TrainingRun:
             "steps": outcome.last_step,
             "skipped_steps": outcome.num_skipped,
             "stopped_early": outcome.is_stopped,
-            "tokens": (outcome.last_step - outcome.num_skipped) * self.job.tokens_per_step,
+            "tokens": outcome.num_tokens,
             "time_s": time_s,
             "heldout_loss": _finite(outcome.heldout_loss),
             "heldout_sequences": outcome.num_heldout,
@@ -154,11 +172,15 @@ class TrainingRun:
             "sample": check.text,
             "check_problem": check.problem,
             "bytes_read": {device: dataclasses.asdict(read) for device, read in sorted(self._bytes_read.items())},
+            "profile": find_traces(self.folder),
         }
         _write_json(self.folder / "summary.json", summary)
         draw_loss(
             self.folder / "loss.png",
-            curves={"training": self._curve, "held out": [(outcome.last_step, outcome.heldout_loss)]},
+            curves={
+                "training": self._curve,
+                "held out": self._heldout or [(outcome.last_step, outcome.heldout_loss)],
+            },
             references={"unigram entropy": entropy},
         )
 
