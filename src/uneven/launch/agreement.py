@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import uneven
 from uneven.errors import ConfigError
 from uneven.launch.peers import Peers
 
@@ -36,7 +35,7 @@ def differences(found: Sequence[Mapping[str, str]], *, names: Sequence[str]) -> 
 
 def code_fingerprint() -> dict[str, str]:
     """Versions, and a digest of this package's files."""
-    package = Path(uneven.__file__).parent
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".json")):
         digest.update(f"{path.relative_to(package)}\0{path.stat().st_size}\0".encode() + path.read_bytes())

@@ -83,16 +83,16 @@ class Peers:
             value = Failure.from_json(value)
         self._heard[peer][what] = value
 
-    def _tell(self, peer: int, what: str, value: Any = None) -> None:
+    def _tell(self, peer: int, message: tuple[str, Any]) -> None:
         # One that is gone is heard of by its line.
         if peer in self._lines:
             with suppress(OSError):
-                self._lines[peer].send_bytes(json.dumps([what, value]).encode())
+                self._lines[peer].send_bytes(json.dumps(message).encode())
 
     def exchange(self, value: Any) -> list[Any]:
         """What every launcher passes (JSON), by index; returns once all have called it. Raises what ended another."""
         if self.index > 0:
-            self._tell(0, "value", value)
+            self._tell(0, ("value", value))
         wanted = "values" if self.index > 0 else "value"
         while any(wanted not in heard for heard in self._heard.values()):
             if self.hear(mp_connection.wait(self.lines)):
@@ -101,7 +101,7 @@ class Peers:
             return list(self._heard[0].pop("values"))
         values = [value, *(self._heard[peer].pop("value") for peer in range(1, self.count))]
         for peer in self._heard:
-            self._tell(peer, "values", values)
+            self._tell(peer, ("values", values))
         return list(json.loads(json.dumps(values)))
 
     def settle(self, failures: Sequence[Failure]) -> UnevenError:
@@ -117,16 +117,16 @@ class Peers:
     def _judge(self, failures: list[Failure]) -> Failure:
         asked = [peer for peer, heard in self._heard.items() if "report" not in heard]
         for peer in asked:
-            self._tell(peer, "alarm")
+            self._tell(peer, ("alarm", None))
         self._listen_until(lambda: all("report" in self._heard[peer] for peer in asked))
         reported = [failure for heard in self._heard.values() for failure in heard.get("report", ())]
         first = min([*failures, *reported], key=lambda failure: failure.time_s)
         for peer in self._heard:
-            self._tell(peer, "verdict", first.to_json())
+            self._tell(peer, ("verdict", first.to_json()))
         return first
 
     def _report(self, failures: list[Failure]) -> Failure:
-        self._tell(0, "report", [failure.to_json() for failure in failures])
+        self._tell(0, ("report", [failure.to_json() for failure in failures]))
         self._listen_until(lambda: "verdict" in self._heard[0])
         silent = Failure(time.time(), f"{self.name(0)} does not say what ended the job")
         first = min([*failures, silent], key=lambda failure: failure.time_s)
@@ -158,7 +158,7 @@ class Peers:
         text = f"{self.name(self.index)}: {type(error).__name__}: {error}"
         told = self._sign(Failure(time.time(), text, error if isinstance(error, UnevenError) else None)).to_json()
         for peer in self._heard:
-            self._tell(peer, *(("verdict", told) if self.index == 0 else ("report", [told])))
+            self._tell(peer, ("verdict", told) if self.index == 0 else ("report", [told]))
 
     def __enter__(self) -> Self:
         return self
