@@ -128,6 +128,7 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "a degree beyond any machine": (nothing, ["--replicas", "9999999999999"], ["parallel.replicas.0", "65536"]),
     "a key below a value": (nothing, ["--set", "train.steps.x=1"], ["--set train.steps.x=1", "'train.steps'", "value"]),
     "a timeout below a second": (nothing, ["--set", "launch.timeout_s=1e-9"], ["launch.timeout_s", "equal to 1"]),
+    "NCCL on the CPU": (nothing, ["--set", "launch.backend=nccl"], ["launch.backend", "'nccl'", "'cuda'", "'cpu'"]),
     "too many threads": (nothing, ["--set", "launch.threads=1000000000"], ["launch.threads", "1024"]),
     "a seed beyond 64 bits": (nothing, ["--set", f"seed={2**63}"], ["seed", "less than", str(2**63)]),
     "a tiny temperature": (nothing, ["--set", "sample.temperature=1e-320"], ["sample.temperature", "0.001"]),

@@ -21,14 +21,17 @@ from uneven.data.records import read_records
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
 REFERENCE = "docs/reference/train.md"
+HOSTS = "docs/howto/several-machines.md"
 MAX_COLUMNS = 110
 TIMEOUT_S = 180
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 FILE_NAME = re.compile(r"# ([\w.-]+)\n")
 """The first line of a block that the page's commands know as a file."""
-OTHER_COMMANDS = re.compile(r"make (train|test|check)|scripts/(setup|check|test)( .*)?|pip install .*")
-"""What else a page may tell a reader to type; it runs in continuous integration, not here."""
+OTHER_COMMANDS = re.compile(
+    r"make (train|test|check)|scripts/(setup|check|test)( .*)?|pip install .*|(uneven launch|torchrun) .*"
+)
+"""What else a page may tell a reader to type; it runs in continuous integration, or in test_hosts.py."""
 SHORT = (
     *("train.steps=2", "train.seq_len=32", "eval.reload=false", "eval.sequences=2", "sample.tokens=0"),
     "launch.threads=1",
@@ -189,6 +192,19 @@ def test_the_reference_lists_every_flag() -> None:
     flags = set(re.findall(r"--[a-z-]+", uneven_here("train", "--help", cwd=ROOT).stdout)) - {"--help"}
     listed = {flag for row in table_rows(REFERENCE) for flag in re.findall(r"^`(--[a-z-]+)", row[0])}
     assert listed == flags
+
+
+def test_the_page_on_hosts_lists_every_flag() -> None:
+    flags = set(re.findall(r"--[a-z-]+", uneven_here("launch", "--help", cwd=ROOT).stdout)) - {"--help", "--node-rank."}
+    assert {
+        re.match(r"`(--[a-z-]+)", row[0]).group(1) for row in table_rows(HOSTS) if row[0].startswith("`--")
+    } == flags
+
+
+@pytest.mark.parametrize("page", pages_with("bash"))
+def test_scripts_are_scripts(page: str) -> None:
+    for script in blocks(page, "bash"):
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
 def test_the_reference_lists_what_a_run_writes(tmp_path: Path, tiny_files: Path) -> None:

@@ -122,8 +122,12 @@ class LogSection(Section):
 
 
 class LaunchSection(Section):
-    """`threads` of the CPU for each rank (default: an equal part of the cores); bound on a collective in seconds."""
+    """`threads` of the CPU for each rank (default: an equal part of the cores); bound on a collective in seconds.
 
+    `backend` carries collectives; "auto" is gloo on the CPU and NCCL on CUDA.
+    """
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=1024, strict=True)
     timeout_s: float = Field(default=600.0, ge=1, le=604800)
 

@@ -40,5 +40,6 @@ class StepProfiler:
         """Write what has been traced, if that has not been done."""
         if self._running is not None:
             self._running.stop()
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             self._running.export_chrome_trace(str(self._file))
             self._running = None

@@ -18,11 +18,13 @@ import torch
 from uneven.comm import Transport
 from uneven.draw import draw_loss, draw_plan
 from uneven.errors import ConfigError, InputError, NonFiniteGradient
+from uneven.launch.inline import InlineRank
 from uneven.launch.launcher import Launcher, LaunchSettings
+from uneven.launch.site import Site
 from uneven.modelspec import BytesRead
 from uneven.train.job import Job
 from uneven.train.program import MODEL, PARTIAL, STOP, train_rank
-from uneven.train.records import PROFILE, Check, Evaluation, Outcome, Started, StepRecord, find_traces
+from uneven.train.records import Check, Evaluation, Outcome, Started, StepRecord, find_traces
 from uneven.train.tensorboard import EventFiles
 
 Event = Started | StepRecord | Evaluation | Outcome | Check
@@ -32,13 +34,17 @@ TENSORBOARD = "tensorboard"
 
 @final
 class TrainingRun:
-    """One run of a job in a new folder. Iterating over it trains, and gives what happens as it happens."""
+    """One run of a job in a new folder. Iterating over it trains, and gives what happens as it happens.
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        _check_accelerators(job)
+    On several hosts each has one; the first writes the folder and hears what happens, the others add their ranks' logs.
+    """
+
+    def __init__(self, job: Job, folder: Path, *, site: Site | None = None) -> None:
         self.job = job
         self.folder = folder
-        self._launcher: Launcher | None = None
+        self.site = site or Site()
+        self._transport = choose_transport(job, self.site)
+        self._launcher: Launcher | InlineRank | None = None
         self._wants_stop = False
         self._curve: list[tuple[int, float]] = []
         self._bytes_read: dict[int, BytesRead] = {}
@@ -54,17 +60,19 @@ class TrainingRun:
         """Train. Raises RankFailed, or NonFiniteGradient once the model has been saved."""
         config = self.job.config
         settings = LaunchSettings(
-            Transport("gloo" if config.device == "cpu" else "nccl", config.device, timeout_s=config.launch.timeout_s),
+            self._transport,
             num_threads=config.launch.threads,
-            logs=self.folder / "logs",
+            logs=None if self.site.is_rank else self.folder / "logs",
+            site=self.site,
         )
+        ranks = InlineRank if self.site.is_rank else Launcher
+        has_events = config.log.tensorboard and self.site.is_first
         began = time.perf_counter()
         outcome: Outcome | None = None
         with (
-            self._new_folder(),
-            (self.folder / "metrics.jsonl").open("w") as metrics,
-            EventFiles(self.folder / TENSORBOARD) if config.log.tensorboard else nullcontext() as event_files,
-            Launcher(
+            self._new_folder() as metrics,
+            EventFiles(self.folder / TENSORBOARD) if has_events else nullcontext() as event_files,
+            ranks(
                 train_rank, (self.job, self.folder), devices=self.job.plan.devices, settings=settings
             ) as self._launcher,
         ):
@@ -87,6 +95,8 @@ class TrainingRun:
                 elif isinstance(event, Check) and outcome is not None:
                     self._conclude(outcome, event, time_s=time.perf_counter() - began)
                 yield event
+            # The job ends on all hosts together: till then each hears of what fails on another.
+            self.site.peers.exchange("done")
         if outcome is not None and outcome.nonfinite_in_row >= config.train.max_nonfinite:
             raise NonFiniteGradient(
                 f"stopped after step {outcome.last_step}: gradients were not finite in {outcome.nonfinite_in_row} "
@@ -95,11 +105,17 @@ class TrainingRun:
             )
 
     @contextmanager
-    def _new_folder(self) -> Iterator[None]:
-        """The run's folder; gone again if the ranks refuse their input before a step, and never with half a model."""
+    def _new_folder(self) -> Iterator[IO[str] | None]:
+        """The run's folder and metrics; gone again if the ranks refuse their input before a step, and never with half a
+        model. It is the first host's alone.
+        """
+        if not self.site.is_first:
+            yield None
+            return
         self._lay_out()
         try:
-            yield
+            with (self.folder / "metrics.jsonl").open("w") as metrics:
+                yield metrics
         except InputError:
             if not self._curve:
                 shutil.rmtree(self.folder)
@@ -115,10 +131,7 @@ class TrainingRun:
             raise ConfigError(f"--out {self.folder}: exists already; a run needs a new folder") from None
         except OSError as error:
             raise ConfigError(f"--out {self.folder}: can't make this folder: {error.strerror}") from None
-        (self.folder / "logs").mkdir()
         (self.folder / PARTIAL).mkdir()
-        if self.job.config.log.profile:
-            (self.folder / PROFILE).mkdir()
         _write_json(self.folder / "config.json", self.job.config.model_dump(mode="json"))
         _write_json(self.folder / "data.json", self._describe_data())
         (self.folder / "plan.json").write_text(self.job.plan.dumps())
@@ -185,13 +198,24 @@ class TrainingRun:
         )
 
 
-def _check_accelerators(job: Job) -> None:
-    needed = len(job.plan.devices)
-    if job.config.device == "cuda" and torch.cuda.device_count() < needed:
-        raise ConfigError(
-            f"device is 'cuda': found {torch.cuda.device_count()} GPUs on this machine, the plan has {needed} devices; "
-            f"use device = 'cpu' or fewer devices"
-        )
+def choose_transport(job: Job, site: Site) -> Transport:
+    """How ranks communicate, and where their tensors are. Raises ConfigError if this host lacks the GPUs."""
+    config = job.config
+    backend = config.launch.backend
+    if backend == "auto":
+        backend = "gloo" if config.device == "cpu" else "nccl"
+    if config.device == "cuda":
+        found = torch.cuda.device_count()
+        needed = site.num_neighbours if site.is_rank else len(site.devices_here(job.plan.devices))
+        # Slurm may show to each rank its own GPU only.
+        if found == 0 or (backend == "nccl" and found < needed and not (site.is_rank and found == 1)):
+            raise ConfigError(
+                f"device is 'cuda': found {found} GPUs on this machine, its part of the plan has {needed} devices; "
+                f"use device = 'cpu', fewer devices, or launch.backend = 'gloo', with which ranks share GPUs"
+            )
+    elif backend == "nccl":
+        raise ConfigError("launch.backend is 'nccl', which needs device = 'cuda', found 'cpu'; use 'gloo' or 'auto'")
+    return Transport(backend, config.device, timeout_s=config.launch.timeout_s)
 
 
 def _finite(value: Any) -> Any:
