@@ -11,7 +11,9 @@ from typing import Any
 
 from uneven.train.job import Design, Job
 
-OF_ITS_HOST = frozenset({"model", "tokenizer", "data.paths", "data.cache", "parallel", "launch.threads"})
+OF_ITS_HOST = frozenset(
+    {"model", "tokenizer", "data.paths", "data.heldout_paths", "data.cache", "parallel", "launch.threads"}
+)
 """Keys that name places or the means of a host; and the division, which the plan says in full."""
 EDGE_BYTES = 2**20
 
@@ -32,11 +34,12 @@ def design_fingerprint(design: Design) -> dict[str, str]:
 
 def data_fingerprint(job: Job) -> dict[str, str]:
     """What the sequences are cut from."""
-    corpus, dataset = job.corpus, job.dataset
+    corpora = {"corpus": job.corpus} | ({} if job.heldout is None else {"held-out corpus": job.heldout})
+    streams = {"tokens": job.dataset.train.stream, "held-out tokens": job.dataset.heldout.stream}
     return {
-        "corpus": f"{len(corpus.documents)} documents, {corpus.num_bytes} bytes, digest {corpus.fingerprint[:16]}",
-        "tokens": f"{dataset.num_tokens}, digest {dataset.fingerprint[:16]}",
-    }
+        name: f"{len(corpus.documents)} documents, {corpus.num_bytes} bytes, digest {corpus.fingerprint[:16]}"
+        for name, corpus in corpora.items()
+    } | {name: f"{stream.num_tokens}, digest {stream.fingerprint[:16]}" for name, stream in streams.items()}
 
 
 def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
