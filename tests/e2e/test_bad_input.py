@@ -113,6 +113,11 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "missing file": (nothing, ["c.toml"], ["c.toml", "nothing"]),
     "wrong type": (nothing, ["--set", "train.steps=many"], ["train.steps", "integer", "'many'"]),
     "wrong precision": (nothing, ["--set", "train.precision=fp8"], ["train.precision", "'bf16'", "'fp8'"]),
+    "copies that are no number": (
+        nothing,
+        ["--set", "train.optimizer_copies=0"],
+        ["train.optimizer_copies", "at least 1, or 'all'", "found 0"],
+    ),
     "no equals sign": (nothing, ["--set", "train.steps"], ["--set train.steps", "key=value"]),
     "shares for other replicas": (
         nothing,

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
+
+from uneven.layout import Copies
 
 Precision = Literal["bf16", "fp32", "fp64"]
 PositiveInt = Annotated[int, Field(ge=1, strict=True)]
@@ -16,6 +18,12 @@ LR_OF_RANDOM_WEIGHTS, LR_OF_GIVEN_WEIGHTS = 6e-3, 2e-5
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | int | float) else value
+
+
+def _check_copies(value: Any) -> Any:
+    if value != "all" and (type(value) is not int or value < 1):
+        raise ValueError("input should be a whole number of at least 1, or 'all'")
+    return value
 
 
 class Section(BaseModel):
@@ -61,7 +69,7 @@ class TrainSection(Section):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
     clip: float = Field(default=1.0, gt=0)
-    optimizer_copies: PositiveInt | Literal["all"] = 2
+    optimizer_copies: Annotated[Copies, PlainValidator(_check_copies)] = 2
     precision: Precision = "fp32"
     max_nonfinite: PositiveInt = 5
     recompute: bool = False

@@ -69,14 +69,17 @@ def bundle_sizes(plan: ParallelPlan) -> dict[Members, int]:
     for spec in plan.structure.parameters:
         placement = spec.placement
         key: Hashable = placement
+        slices = 1
         if isinstance(placement, Shard):
-            owners = tuple(replica.layout.partitions[placement.module] for replica in plan.replicas)
-            key = (owners, placement.bands)
-        row = spec.num_elements // spec.shape[placement.dim] if isinstance(placement, Shard) else spec.num_elements
+            key = (tuple(replica.layout.partitions[placement.module] for replica in plan.replicas), placement.bands)
+            slices = spec.shape[placement.dim]
         if key not in known:
-            known[key] = [(each.members, spec.count(each.ranges) // row) for each in segments_of(plan, spec)]
+            known[key] = [
+                (segment.members, slices if segment.ranges is None else sum(b - a for a, b in segment.ranges))
+                for segment in segments_of(plan, spec)
+            ]
         for members, count in known[key]:
-            sizes[members] += count * row
+            sizes[members] += count * (spec.num_elements // slices)
     return dict(sorted(sizes.items()))
 
 
