@@ -195,7 +195,7 @@ def test_the_reference_lists_every_flag() -> None:
 
 
 def test_the_page_on_hosts_lists_every_flag() -> None:
-    flags = set(re.findall(r"--[a-z-]+", uneven_here("launch", "--help", cwd=ROOT).stdout)) - {"--help", "--node-rank."}
+    flags = set(re.findall(r"--[a-z-]+", uneven_here("launch", "--help", cwd=ROOT).stdout)) - {"--help"}
     assert {
         re.match(r"`(--[a-z-]+)", row[0]).group(1) for row in table_rows(HOSTS) if row[0].startswith("`--")
     } == flags

@@ -14,8 +14,10 @@ import torch
 
 from uneven.comm import Transport, World
 from uneven.errors import ConfigError, InputError, RankFailed
+from uneven.launch.inline import InlineRank
 from uneven.launch.launcher import Launcher, LaunchSettings
 from uneven.launch.meet import Meeting
+from uneven.launch.peers import Kind
 from uneven.launch.rank import Mailbox
 from uneven.launch.site import Place, Site, join
 
@@ -29,13 +31,14 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def on_two_hosts(body: Callable[[Site], Any]) -> list[Any]:
-    """What `body` returns or raises under each launcher; three devices are dealt to them as 2 + 1."""
+def on_two_hosts(body: Callable[[Site], Any], *, kind: Kind = "host") -> list[Any]:
+    """What `body` returns or raises under each launcher; devices are dealt to hosts as 2 + 1, one to each rank."""
     port = free_port()
+    ours = {"num_devices": 1, "is_rank": True} if kind == "rank" else {}
 
     def one(index: int) -> Any:
         try:
-            with join(Place(Meeting(index, 2, "127.0.0.1", port)), timeout_s=60.0) as site:
+            with join(Place(Meeting(index, 2, "127.0.0.1", port, kind), **ours), timeout_s=60.0) as site:
                 return body(site)
         except Exception as error:
             return error
@@ -137,3 +140,39 @@ def test_a_launcher_that_fails_ends_the_job_on_the_other_host() -> None:
     first, second = on_two_hosts(body)
     assert type(second) is OSError
     assert (type(first), str(first)) == (RankFailed, f"host 1 ({HERE}): OSError: disk full")
+
+
+# Ranks that are threads of the processes that torchrun or Slurm started
+
+
+def inline(site: Site, program: Callable[..., Any], *args: Any) -> InlineRank:
+    settings = LaunchSettings(Transport(timeout_s=120.0), num_threads=1, site=site)
+    return InlineRank(program, args, devices=DEVICES[:2], settings=settings)
+
+
+def test_a_rank_that_is_a_thread_posts_and_returns() -> None:
+    def body(site: Site) -> Any:
+        with inline(site, sum_of_devices) as running:
+            found = [(message.device, message.kind, message.payload) for message in running.messages()]
+            site.peers.exchange("done")
+        return found
+
+    assert on_two_hosts(body, kind="rank") == [[(4, "result", 9.0)], [(5, "result", 9.0)]]
+
+
+@pytest.mark.parametrize("culprit", [4, 5])
+def test_a_thread_that_raises_is_the_cause_for_all(culprit: int) -> None:
+    def body(site: Site) -> None:
+        with inline(site, wait_or_raise, culprit, ZeroDivisionError) as running:
+            messages = running.messages()
+            assert next(messages).payload == "ready"
+            site.peers.exchange("all are ready")
+            running.tell("raise")
+            list(messages)
+
+    errors = on_two_hosts(body, kind="rank")
+    assert [type(error) for error in errors] == [RankFailed] * 2
+    assert len({str(error) for error in errors}) == 1
+    lines = str(errors[0]).splitlines()
+    assert lines[0] == f"rank {culprit - 4} of 2 (device {culprit}) on {HERE} failed:"
+    assert lines[-1] == f"ZeroDivisionError: boom on {culprit}"
