@@ -56,9 +56,9 @@ is compared with one process on 3+2+1 devices of unequal shares, and on five of 
 """
 
 END = """
-Any other family is refused by name. So are, within these families: dropout, bidirectional attention, quantized
-weights, rotary embeddings whose frequencies depend on the length of the text (`dynamic`, `longrope`), and, for
-GPT-OSS, experts divided by width, since its experts add biases.
+Any other family is refused by name. So are, within these families: dropout, bidirectional attention,
+quantized weights, rotary embeddings whose frequencies depend on the length of the text (`dynamic`,
+`longrope`), and, for GPT-OSS, experts divided by width, since its experts add biases.
 """
 
 
