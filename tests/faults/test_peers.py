@@ -1,5 +1,6 @@
 """Launchers that meet, agree, fail and vanish: over real sockets, in threads of one process or in several."""
 
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -40,6 +42,17 @@ def together(count: int, body: Callable[[Peers], Any], **changes: Any) -> list[A
 
     with ThreadPoolExecutor(count) as threads:
         return list(threads.map(one, range(count)))
+
+
+def call(port: int) -> socket.socket:
+    """A connection to who is about to listen."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def kinds(found: list[Any]) -> list[type]:
@@ -87,21 +100,11 @@ def test_a_stranger_that_talks_is_passed_over() -> None:
 
 def test_a_stranger_that_calls_is_sent_away() -> None:
     port = free_port()
-
-    def call() -> None:
-        for word in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x09half"):
-            while True:
-                try:
-                    stranger = socket.create_connection(("127.0.0.1", port))
-                    break
-                except OSError:
-                    time.sleep(0.01)
-            with stranger:
-                stranger.sendall(word)
-
     with ThreadPoolExecutor() as threads:
         first = threads.submit(meet, Meeting(0, 2, "127.0.0.1", port), timeout_s=TIMEOUT_S)
-        threads.submit(call).result()
+        for word in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x09half"):
+            with call(port) as stranger:
+                stranger.sendall(word)
         second = threads.submit(meet, Meeting(1, 2, "127.0.0.1", port), timeout_s=TIMEOUT_S)
         with first.result().peers, second.result().peers:
             pass
@@ -155,7 +158,21 @@ def test_a_place_that_is_taken_is_refused() -> None:
         three = [threads.submit(meet, Meeting(i, 3, "127.0.0.1", port), timeout_s=2.0) for i in (0, 1, 1)]
         errors = [each.exception() for each in three]
     assert kinds(errors) == [HostLost] * 3
-    assert any("host 1 is there already, from" in text for text in texts(errors))
+    assert any("another host 1 is there already" in text for text in texts(errors))
+
+
+def test_one_that_left_before_all_had_come_may_come_again() -> None:
+    port = free_port()
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(meet, Meeting(0, 3, "127.0.0.1", port), timeout_s=TIMEOUT_S)
+        with Connection(call(port).detach()) as line:
+            hello = {"job": "", "kind": "host", "count": 3, "index": 2, "name": "early"}
+            line.send_bytes(json.dumps(hello).encode())
+            assert json.loads(line.recv_bytes()) == {"joined": True}
+        later = [threads.submit(meet, Meeting(i, 3, "127.0.0.1", port), timeout_s=TIMEOUT_S) for i in (2, 1)]
+        for each in (first, *later):
+            with each.result().peers as peers:
+                assert "early" not in peers.names
 
 
 # Failures

@@ -33,6 +33,8 @@ def main() -> None:
         if error.errno not in USERS_PATHS:
             raise
         _end(f"error: {error.filename}: {error.strerror}", code=2)
+    except SystemExit as ended:  # how a command ends by itself
+        _leave(ended.code)
 
 
 def _end(message: str, *, code: int) -> None:
@@ -40,11 +42,15 @@ def _end(message: str, *, code: int) -> None:
     # CPython remembers a Ctrl-C that came inside of exec(), as dataclasses call it, and would at the end kill the
     # process by signal instead of with `code`; another exec() makes it forget.
     exec("")
+    _leave(code)
+
+
+def _leave(code: int | str | None) -> None:
     if any(thread.name == RANK_THREAD for thread in threading.enumerate()):
-        # It may be blocked in a collective, and nothing but the process's end frees it.
+        # It may be blocked in a collective, or in torch's teardown, and nothing but the process's end frees it.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(int(code or 0))
     sys.exit(code)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self, final
 from uneven.comm import Store
 from uneven.errors import UnevenError
 from uneven.launch import RANK_THREAD
+from uneven.launch.failure import Failure
 from uneven.launch.launcher import GRACE_S, LaunchSettings, name_rank, share_store
 from uneven.launch.rank import Mailbox, Message, Program, RankSettings, run_program
 
@@ -68,16 +69,18 @@ class InlineRank:
             if self._ours in ready:
                 message: Message = self._ours.recv()
                 if message.kind == "error":
-                    raise self._fail(message)
+                    raise self._fail([message.payload])
                 yield message
                 if message.kind == "result":
                     return
             if peers.hear(ready):
-                raise self._fail(self._ours.recv() if self._ours.poll(GRACE_S) else None)
+                raise self._fail([])
 
-    def _fail(self, message: Message | None) -> UnevenError:
+    def _fail(self, failures: list[Failure]) -> UnevenError:
+        """The error to raise; the rank may be about to say what it saw."""
+        while not failures and self._ours.poll(GRACE_S):
+            message = self._ours.recv()
+            failures = [message.payload] if message.kind == "error" else []
+        (device,) = self._settings.site.devices_here(self._devices)
         peers = self._settings.site.peers
-        failures = []
-        if message is not None and message.kind == "error":
-            failures.append(name_rank(message.payload, message.device, devices=self._devices, where=peers.where))
-        return peers.settle(failures)
+        return peers.settle([name_rank(f, device, devices=self._devices, where=peers.where) for f in failures])

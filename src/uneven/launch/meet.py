@@ -81,19 +81,19 @@ def _receive(meeting: Meeting, timeout_s: float) -> Met:
     addresses = []
     with _listen(meeting) as listener:
         if meeting.has_store:
-            _agents_store(meeting, timeout_s).set(_key(meeting), str(listener.getsockname()[1]))
+            _agree_on_port(meeting, timeout_s, port=listener.getsockname()[1])
         try:
-            while len(names) < meeting.count:
+            while len(lines) < meeting.count - 1:
                 listener.settimeout(max(1e-3, deadline - time.monotonic()))
                 caller = listener.accept()[0]
                 address, line = caller.getsockname()[0], _line(caller)
-                hello = _welcome(line, meeting, names=names)
+                hello = _welcome(line, meeting, lines=lines)
                 if hello is not None:
                     lines[hello["index"]], names[hello["index"]] = line, hello["name"]
                     addresses.append(address)
         except TimeoutError:
-            absent = [index for index in range(meeting.count) if index not in names]
-            late = f"{meeting.kind} {', '.join(map(str, absent))} did not call {meeting.place} within {timeout_s:g} s"
+            absent = ", ".join(str(index) for index in range(1, meeting.count) if index not in lines)
+            late = f"{meeting.kind} {absent} did not call {meeting.place} within {timeout_s:g} s"
             _send(lines.values(), {"late": late})
             raise HostLost(late) from None
         except ConfigError as error:
@@ -120,8 +120,8 @@ def _listen(meeting: Meeting) -> socket.socket:
     raise ConfigError(f"no port is free: tried {meeting.place}")
 
 
-def _welcome(line: Connection, meeting: Meeting, *, names: Mapping[int, str]) -> dict[str, Any] | None:
-    """What a caller says, if it is one of the job's that was not there yet; else its line is closed."""
+def _welcome(line: Connection, meeting: Meeting, *, lines: Mapping[int, Connection]) -> dict[str, Any] | None:
+    """What a caller says, if it is one of the job's that is not there; else its line is closed."""
     hello = _read(line)
     if hello is not None and (hello.get("job"), hello.get("kind")) == (meeting.job_id, meeting.kind):
         index, count = hello["index"], hello["count"]
@@ -130,11 +130,12 @@ def _welcome(line: Connection, meeting: Meeting, *, names: Mapping[int, str]) ->
             reason = f"{meeting.kind} 0 is one of {meeting.count}, but {name} one of {count}"
             _send([line], {"error": reason})
             raise ConfigError(reason)
-        if index not in names:
+        # One that has called has nothing more to say yet: if its line can be read, it has left.
+        if index not in lines or lines[index].poll():
             _send([line], {"joined": True})
             _limit_reading(line, 0)
             return hello
-        _send([line], {"refused": f"{meeting.kind} {index} is there already, from {names[index]}"})
+        _send([line], {"refused": f"another {meeting.kind} {index} is there already"})
     line.close()
     return None
 
@@ -145,13 +146,7 @@ def _welcome(line: Connection, meeting: Meeting, *, names: Mapping[int, str]) ->
 def _call(meeting: Meeting, timeout_s: float) -> Met:
     """Call the first until it answers, then wait until it has heard of all."""
     deadline = time.monotonic() + timeout_s
-    ports = meeting.ports
-    if meeting.has_store:
-        try:
-            port = int(_agents_store(meeting, timeout_s).get(_key(meeting)))
-        except RuntimeError as error:  # what torch raises when it has waited for too long
-            raise HostLost(f"{meeting.kind} 0 left no port in the store at {meeting.place}: {error}") from None
-        ports = range(port, port + 1)
+    ports = [_agree_on_port(meeting, timeout_s)] if meeting.has_store else meeting.ports
     reason = refusal = ""
     while True:
         for port in ports:
@@ -190,15 +185,19 @@ def _try(meeting: Meeting, port: int) -> Met | str:
     return str(answer.get("refused", f"port {port} is somebody else's"))
 
 
-def _key(meeting: Meeting) -> str:
-    return f"uneven/{meeting.job_id}/port"
-
-
-def _agents_store(meeting: Meeting, timeout_s: float) -> Any:
+def _agree_on_port(meeting: Meeting, timeout_s: float, *, port: int | None = None) -> int:
+    """The port to call, which the first launcher has put into torchrun's store; it passes `port`."""
     # Here and not at the top: it loads torch, which only a job of torchrun's needs so early.
     from uneven.comm import connect_store
 
-    return connect_store(meeting.host, meeting.port, timeout_s=timeout_s)
+    key = f"uneven/{meeting.job_id}/port"
+    try:
+        store = connect_store(meeting.host, meeting.port, timeout_s=timeout_s)
+        if port is not None:
+            store.set(key, str(port))
+        return int(store.get(key))
+    except RuntimeError as error:  # of torch, when it has waited in vain
+        raise HostLost(f"torchrun's store at {meeting.place} does not say where rank 0 is: {error}") from None
 
 
 # Lines and addresses

@@ -73,7 +73,7 @@ class Peers:
             what, value = json.loads(line.recv_bytes(MAX_MESSAGE_BYTES))
         except (EOFError, OSError, ValueError):
             self._lines.pop(peer).close()
-            text = f"{self.name(peer)} is gone: its launcher ended without a word, or its network did"
+            text = f"{self.name(peer)} is gone: it ended without a word, or its network did"
             gone = Failure(0.0, text, HostLost(text))
             self._heard[peer].setdefault(*(("verdict", gone) if peer == 0 else ("report", [gone])))
             return

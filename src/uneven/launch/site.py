@@ -86,16 +86,23 @@ class Site:
         wanted = [host.num_devices for host in self.hosts]
         rest = num_devices - sum(count or 0 for count in wanted)
         num_open = wanted.count(None)
-        if (rest == 0 and not num_open) or rest >= num_open > 0:
-            even = iter([rest // num_open + (i < rest % num_open) for i in range(num_open)]) if num_open else iter(())
-            return tuple(next(even) if count is None else count for count in wanted)
+        if rest < num_open or (rest > 0 and num_open == 0):
+            needs = f"the plan has {num_devices} devices, but {self._tell(wanted)}"
+            raise ConfigError(f"{needs}; --replicas or --shares says how many the plan has")
+        counts = []
+        for count in wanted:
+            if count is None:
+                count = -(-rest // num_open)
+                rest, num_open = rest - count, num_open - 1
+            counts.append(count)
+        return tuple(counts)
+
+    def _tell(self, wanted: Sequence[int | None]) -> str:
         if self.is_rank:
-            started = f"{len(wanted)} processes were started, one for each device"
-        else:
-            names = [self.peers.name(index) if self.peers.count > 1 else "this host" for index in range(len(wanted))]
-            each = [f"{name} {'none given' if n is None else n}" for name, n in zip(names, wanted, strict=True)]
-            started = f"--nproc-per-node is: {', '.join(each)}"
-        raise ConfigError(f"the plan has {num_devices} devices, but {started}; --replicas or --shares says how many")
+            return f"{len(wanted)} processes were started, one for each device"
+        names = [self.peers.name(index) if self.peers.count > 1 else "this host" for index in range(len(wanted))]
+        each = [f"{name} {'none given' if count is None else count}" for name, count in zip(names, wanted, strict=True)]
+        return f"--nproc-per-node is: {', '.join(each)}"
 
     def default_degrees(self) -> tuple[int, ...] | None:
         """Where the division is not given: a replica for each host. None where nothing is said of hosts either."""
