@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.weight_files import shapes_of, write_weights
 from uneven.config import load_config
-from uneven.modelspec import DEFAULT_MODEL
-from uneven.train.fingerprint import data_fingerprint, design_fingerprint
+from uneven.modelspec import DEFAULT_MODEL, read_model
+from uneven.train.fingerprint import EDGE_BYTES, data_fingerprint, design_fingerprint
 from uneven.train.job import design_job, prepare_job
 
 
@@ -33,7 +34,7 @@ def test_places_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "keys"),
     [
-        ({"train.lr": 0.5}, {"train.lr"}),
+        ({"train.lr": 0.5}, {"train.lr", "train.min_lr"}),  # which follows it
         ({"seed": 7}, {"seed"}),
         ({"parallel.replicas": [1, 2]}, {"plan"}),
         ({"parallel.replicas": [2, 1]}, set()),  # which is the default
@@ -53,9 +54,12 @@ def test_a_model_counts_by_its_contents(tmp_path: Path) -> None:
     assert {key for key in needed if found[key] != needed[key]} == {"model"}
 
 
-@pytest.mark.parametrize("change", [0, -1])
-def test_weights_count_by_both_ends_of_their_files(tmp_path: Path, change: int) -> None:
-    content = bytearray(3 * 2**20)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_weights_count_by_both_ends_of_their_files(tmp_path: Path, is_last: bool) -> None:
+    write_weights(tmp_path / "weights", shapes_of(read_model(DEFAULT_MODEL)))
+    content = bytearray((tmp_path / "weights").read_bytes())
+    assert len(content) > 2 * EDGE_BYTES
+    change = -1 if is_last else 8 + int.from_bytes(content[:8], "little")  # the first byte behind the header
     first = design(model=write_model(tmp_path / "first", weights=content))
     assert first == design(model=write_model(tmp_path / "same", weights=content))
     content[change] = 1

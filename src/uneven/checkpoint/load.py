@@ -37,8 +37,8 @@ def load_model(model: PreTrainedModel, layout: ModelLayout, *, folder: Path, dev
             ranges = layout.spec_ranges(spec, device)
             for source in sources:
                 for piece in pieces_of(source, spec, ranges=ranges):
-                    found = reader.read(stored.tensors[source.name], piece)
-                    parameters[spec.name][_index(piece)].copy_(found)
+                    # Without a name, so that it is gone before the next one is read.
+                    parameters[spec.name][_index(piece)].copy_(reader.read(stored.tensors[source.name], piece))
         for spec, copy in assembly.copies.items():
             for piece in pieces_of(copy, spec, ranges=layout.spec_ranges(spec, device)):
                 part = parameters[spec.name][_index(piece)]
