@@ -16,5 +16,5 @@ clean:
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.ready: requirements.lock pyproject.toml
+.venv/.ready: requirements.lock requirements-demo.lock pyproject.toml
 	scripts/setup

@@ -54,6 +54,7 @@ def arguments(run: str, folder: Path) -> list[str]:
         "model": f'"{folder / "model.json"}"',
         "data.paths": f'["{sysconfig.get_paths()["stdlib"]}/asyncio"]',
         "data.cache": f'"{folder / "cache"}"',
+        "data.restart_at_documents": "false",
         "train.steps": STEPS,
         "train.seq_len": 32,
         "train.global_batch": 6,

@@ -7,7 +7,7 @@ from uneven.comm import World
 from uneven.launch.run import launch
 from uneven.layout import ParallelPlan
 from uneven.modelspec import parse_model
-from uneven.optim import AdamW
+from uneven.optim import ShardedOptimizer
 from uneven.parallel import parallelize
 from uneven.sync import GradReducer
 
@@ -18,7 +18,8 @@ def train(world: World) -> list[float]:
     plan = ParallelPlan.from_shares(parse_model(CONFIG.to_dict()).structure, [[1, 1], [1]])
     torch.manual_seed(0)  # every rank starts from the same whole model
     model = parallelize(AutoModelForCausalLM.from_config(CONFIG), plan.layout_of(world.device), world=world)
-    reducer, optimizer = GradReducer(model, plan, world=world), AdamW(model)
+    reducer = GradReducer(model, plan, world=world)
+    optimizer = ShardedOptimizer(model, plan, world=world)
     batch = torch.randint(256, (12, 32), generator=torch.Generator().manual_seed(1))
     mine = batch[plan.batch_range(plan.replica_of(world.device), global_batch=12)]  # 8 sequences or 4
     losses = []
@@ -28,7 +29,7 @@ def train(world: World) -> list[float]:
         loss.backward()
         gradients = reducer.finish()
         gradients.clip(1.0, norm=gradients.norm())
-        optimizer.step(gradients.by_name(), lr=3e-3)
+        optimizer.step(gradients.by_members(), lr=3e-3)
         losses.append(loss.item())
     return losses
 

@@ -41,6 +41,10 @@ class RankFailed(UnevenError):
     """A rank raised or died; carries the rank's own traceback."""
 
 
+class HostLost(UnevenError):
+    """A host of the job did not come, or is gone."""
+
+
 class Interrupted(UnevenError):
     """The user ended a command before it was done."""
 

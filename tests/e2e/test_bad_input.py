@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.command import TINY_MODEL, TinyJob, uneven, uneven_here
+from tests.gguf_file import write_tiny_gguf
+from tests.weight_files import shapes_of, write_shards, write_weights
 from uneven.layout import ParallelPlan
 from uneven.modelspec import parse_model
 
@@ -43,6 +45,63 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "big.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
 
 
+def write_model(change: Prepare, *, shards: bool = False, **config: Any) -> Prepare:
+    """A folder `m` with a configuration and sound weights of the tiny model; then `change` is done to it."""
+
+    def prepare(folder: Path) -> None:
+        (folder / "m").mkdir()
+        write_config("m/config.json", **config)(folder)
+        shapes = shapes_of(parse_model(TINY_MODEL))
+        if shards:
+            write_shards(folder / "m", shapes)
+        else:
+            write_weights(folder / "m/model.safetensors", shapes)
+        change(folder / "m")
+
+    return prepare
+
+
+def cut(name: str, length: int) -> Prepare:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:length])
+
+
+def rewrite(dtype: str) -> Prepare:
+    """The same weights in other numbers."""
+    return lambda folder: write_weights(
+        folder / "model.safetensors", shapes_of(parse_model(TINY_MODEL)), dtypes={"model.norm.weight": dtype}
+    )
+
+
+def reindex(place: str) -> Prepare:
+    def change(folder: Path) -> None:
+        index = folder / "model.safetensors.index.json"
+        listing = json.loads(index.read_text())
+        listing["weight_map"]["model.norm.weight"] = place
+        index.write_text(json.dumps(listing))
+
+    return change
+
+
+def write_adapter(folder: Path) -> None:
+    (folder / "a").mkdir()
+    (folder / "a/adapter_config.json").write_text("{}")
+    write_weights(folder / "a/adapter_model.safetensors", {"base_model.q_proj.lora_A.weight": (4, 8)})
+
+
+def write_gguf(kind: str) -> Prepare:
+    """A GGUF: whole but of an unknown kind, cut short, or whole with a tensor that transformers passes over."""
+
+    def prepare(folder: Path) -> None:
+        file = folder / "m.gguf"
+        write_tiny_gguf(
+            file, architecture="wavenet" if kind == "unknown" else "llama", has_scaled_rope=kind == "scaled"
+        )
+        if kind.isdigit():
+            file.write_bytes(file.read_bytes()[: int(kind)])
+
+    return prepare
+
+
 def nothing(_: Path) -> None:
     pass
 
@@ -54,6 +113,11 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "missing file": (nothing, ["c.toml"], ["c.toml", "nothing"]),
     "wrong type": (nothing, ["--set", "train.steps=many"], ["train.steps", "integer", "'many'"]),
     "wrong precision": (nothing, ["--set", "train.precision=fp8"], ["train.precision", "'bf16'", "'fp8'"]),
+    "copies that are no number": (
+        nothing,
+        ["--set", "train.optimizer_copies=0"],
+        ["train.optimizer_copies", "at least 1, or 'all'", "found 0"],
+    ),
     "no equals sign": (nothing, ["--set", "train.steps"], ["--set train.steps", "key=value"]),
     "shares for other replicas": (
         nothing,
@@ -69,6 +133,7 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "a degree beyond any machine": (nothing, ["--replicas", "9999999999999"], ["parallel.replicas.0", "65536"]),
     "a key below a value": (nothing, ["--set", "train.steps.x=1"], ["--set train.steps.x=1", "'train.steps'", "value"]),
     "a timeout below a second": (nothing, ["--set", "launch.timeout_s=1e-9"], ["launch.timeout_s", "equal to 1"]),
+    "NCCL on the CPU": (nothing, ["--set", "launch.backend=nccl"], ["launch.backend", "'nccl'", "'cuda'", "'cpu'"]),
     "too many threads": (nothing, ["--set", "launch.threads=1000000000"], ["launch.threads", "1024"]),
     "a seed beyond 64 bits": (nothing, ["--set", f"seed={2**63}"], ["seed", "less than", str(2**63)]),
     "a tiny temperature": (nothing, ["--set", "sample.temperature=1e-320"], ["sample.temperature", "0.001"]),
@@ -103,6 +168,26 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "an empty folder": (make_folder("empty"), ["--set", "data.paths=['empty']"], ["empty"]),
     "a missing corpus": (nothing, ["--set", "data.paths=['gone.txt']"], ["gone.txt"]),
     "a glob without match": (nothing, ["--set", "data.paths=['*.md']"], ["*.md"]),
+    "a record that is no JSON": (
+        write_text("r.jsonl", '{"text": "fine"}\n{"text": \n'),
+        ["--set", "data.paths=r.jsonl"],
+        ["r.jsonl, line 2", "not valid JSON"],
+    ),
+    "a record without content": (
+        write_text("r.jsonl", '{"prompt": "a"}\n'),
+        ["--set", "data.paths=r.jsonl"],
+        ["r.jsonl, line 1", "'text'", "'messages'", "['prompt']"],
+    ),
+    "a conversation without an answer": (
+        write_text("r.jsonl", '{"messages": [{"role": "user", "content": "a"}]}\n'),
+        ["--set", "data.paths=r.jsonl"],
+        ["r.jsonl, line 1", "'assistant'", "['user']"],
+    ),
+    "a tokenizer without a chat template": (
+        write_text("r.jsonl", '{"messages": [{"role": "assistant", "content": "a"}]}\n'),
+        ["--set", "data.paths=r.jsonl"],
+        ["r.jsonl, line 1", "'byte'", "chat_template.jinja"],
+    ),
     "a small corpus": (
         write_text("s.txt", "abc " * 50),
         ["--set", "data.paths=['s.txt']"],
@@ -125,6 +210,62 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         ),
         ["--set", "model=m"],
         ["m: expected weights in model.safetensors", "a.bin"],
+    ),
+    "weights that are cut short": (
+        write_model(cut("model.safetensors", 60_000)),
+        ["--model", "m"],
+        ["m/model.safetensors", "60,000 bytes", "describes", "damaged"],
+    ),
+    "a header that is cut short": (
+        write_model(cut("model.safetensors", 100)),
+        ["--model", "m"],
+        ["m/model.safetensors", "header", "damaged"],
+    ),
+    "an absent shard": (
+        write_model(lambda folder: (folder / "model-1.safetensors").unlink(), shards=True),
+        ["--model", "m"],
+        ["m/model-1.safetensors", "No such file"],
+    ),
+    "a shard outside of the folder": (
+        write_model(reindex("../x.safetensors"), shards=True),
+        ["--model", "m"],
+        ["m/model.safetensors.index.json", "same folder", "'../x.safetensors'"],
+    ),
+    "an index that errs": (
+        write_model(reindex("model-0.safetensors"), shards=True),
+        ["--model", "m"],
+        ["m/model.safetensors.index.json", "model.norm.weight in model-0.safetensors"],
+    ),
+    "weights of a larger model": (
+        write_model(nothing, num_hidden_layers=1),
+        ["--model", "m"],
+        ["m/model.safetensors", "hold model.layers.1.self_attn.q_proj.weight and 8 more tensors", "model lacks"],
+    ),
+    "weights of a smaller model": (
+        write_model(nothing, num_hidden_layers=3),
+        ["--model", "m"],
+        ["m/model.safetensors", "needs model.layers.2.self_attn.q_proj.weight and 8 more tensors", "files lack"],
+    ),
+    "weights of another width": (
+        write_model(nothing, intermediate_size=96),
+        ["--model", "m"],
+        ["m/model.safetensors", "model.layers.0.mlp.gate_proj.weight", "(88, 40)", "(96, 40)"],
+    ),
+    "weights of 8 bits": (
+        write_model(rewrite("F8_E4M3")),
+        ["--model", "m"],
+        ["m/model.safetensors", "model.norm.weight has dtype F8_E4M3", "BF16"],
+    ),
+    "an adapter": (write_adapter, ["--model", "a"], ["a holds an adapter", "merge"]),
+    "no GGUF": (write_text("m.gguf", "GGML"), ["--model", "m.gguf"], ["m.gguf", "b'GGML'", "b'GGUF'"]),
+    "a missing GGUF": (nothing, ["--model", "m.gguf"], ["m.gguf", "No such file"]),
+    "a GGUF of an unknown kind": (write_gguf("unknown"), ["--model", "m.gguf"], ["m.gguf", "wavenet"]),
+    "a GGUF without its end": (write_gguf("3000"), ["--model", "m.gguf"], ["m.gguf", "can't read this GGUF"]),
+    "a GGUF without its header": (write_gguf("20"), ["--model", "m.gguf"], ["m.gguf", "can't read this GGUF"]),
+    "a GGUF that is read in part": (
+        write_gguf("scaled"),
+        ["--model", "m.gguf"],
+        ["m.gguf", "transformers reads", "scaled rotary"],
     ),
     "attention dropout": (
         write_config("d.json", attention_dropout=0.1),

@@ -15,19 +15,23 @@ from pydantic import BaseModel
 
 from tests.e2e.command import uneven_here
 from uneven.config import TrainConfig, load_config
-from uneven.data import load_tokenizer
+from uneven.data import Fields, load_tokenizer
+from uneven.data.records import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
 REFERENCE = "docs/reference/train.md"
+HOSTS = "docs/howto/several-machines.md"
 MAX_COLUMNS = 110
 TIMEOUT_S = 180
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 FILE_NAME = re.compile(r"# ([\w.-]+)\n")
 """The first line of a block that the page's commands know as a file."""
-OTHER_COMMANDS = re.compile(r"make (train|test|check)|scripts/(setup|check|test)( .*)?")
-"""What else a page may tell a reader to type; it runs in continuous integration, not here."""
+OTHER_COMMANDS = re.compile(
+    r"make (train|test|check)|scripts/(setup|check|test)( .*)?|pip install .*|(uneven launch|torchrun) .*"
+)
+"""What else a page may tell a reader to type; it runs in continuous integration, or in test_hosts.py."""
 SHORT = (
     *("train.steps=2", "train.seq_len=32", "eval.reload=false", "eval.sequences=2", "sample.tokens=0"),
     "launch.threads=1",
@@ -63,13 +67,22 @@ def test_the_docs_have_examples_of_every_kind() -> None:
 # Code
 
 
-@pytest.mark.parametrize("page", pages_with("python"))
+def is_howto(page: str) -> bool:
+    """Whether the Python of a page uses what its commands have made."""
+    return page.startswith("docs/howto/")
+
+
+@pytest.mark.parametrize("page", [page for page in pages_with("python") if not is_howto(page)])
 def test_python_blocks_run(tmp_path: Path, page: str) -> None:
     """All of a page in order, as one script: blocks may build on each other and may launch ranks."""
-    script = tmp_path / "page.py"
+    run_script(page, tmp_path)
+
+
+def run_script(page: str, folder: Path) -> None:
+    script = folder / "page.py"
     script.write_text("\n\n".join(blocks(page, "python")))
     done = subprocess.run(
-        [sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [sys.executable, script.name], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -81,7 +94,26 @@ def test_toml_blocks_are_configurations(tmp_path: Path, page: str) -> None:
         assert load_config(tmp_path / f"{number}.toml") != TrainConfig()
 
 
+@pytest.mark.parametrize("page", pages_with("jsonl"))
+def test_jsonl_blocks_are_records(tmp_path: Path, page: str) -> None:
+    for number, text in enumerate(blocks(page, "jsonl")):
+        (tmp_path / f"{number}.jsonl").write_text(text)
+        assert len(list(read_records(tmp_path / f"{number}.jsonl", Fields()))) == 2
+
+
 # Commands
+
+
+def write_records(folder: Path) -> None:
+    """Texts, conversations, and a template of few tokens for them."""
+    texts = [{"text": f"line {n} of {n * n % 17}"} for n in range(200)]
+    roles = [("user", "{n} + 1?"), ("assistant", "{n}, and 1")]
+    chats = [{"messages": [{"role": role, "content": text.format(n=n)} for role, text in roles]} for n in range(200)]
+    for name, records in (("texts", texts), ("chats", chats)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    turn = "{{ message.role[0] }}: {{ message.content }};"
+    template = f"{{% for message in messages %}}{turn}{{% endfor %}}{{% if add_generation_prompt %}}a: {{% endif %}}"
+    (folder / "my-model" / "chat_template.jinja").write_text(template)
 
 
 @dataclass(frozen=True)
@@ -96,6 +128,7 @@ class Reader:
         shutil.copytree(tiny_files / "corpus", folder / "notes")
         load_tokenizer("byte").save(folder / "my-model")
         (folder / "book.txt").write_text("Call me Ishmael. " * 50)
+        write_records(folder)
         for text in blocks(page, "toml"):
             name = FILE_NAME.match(text)
             if name:
@@ -128,6 +161,9 @@ def test_commands_work(tmp_path: Path, tiny_files: Path, page: str) -> None:
             assert done.returncode == 0, f"{line}\n{done.stderr}"
         else:
             assert OTHER_COMMANDS.fullmatch(line), f"{page}: {line!r} is not run and not known"
+    if is_howto(page) and blocks(page, "python"):
+        run_script(page, tmp_path)
+        shutil.rmtree(tmp_path / "runs")  # real models are large
 
 
 # Reference
@@ -156,6 +192,19 @@ def test_the_reference_lists_every_flag() -> None:
     flags = set(re.findall(r"--[a-z-]+", uneven_here("train", "--help", cwd=ROOT).stdout)) - {"--help"}
     listed = {flag for row in table_rows(REFERENCE) for flag in re.findall(r"^`(--[a-z-]+)", row[0])}
     assert listed == flags
+
+
+def test_the_page_on_hosts_lists_every_flag() -> None:
+    flags = set(re.findall(r"--[a-z-]+", uneven_here("launch", "--help", cwd=ROOT).stdout)) - {"--help"}
+    assert {
+        re.match(r"`(--[a-z-]+)", row[0]).group(1) for row in table_rows(HOSTS) if row[0].startswith("`--")
+    } == flags
+
+
+@pytest.mark.parametrize("page", pages_with("bash"))
+def test_scripts_are_scripts(page: str) -> None:
+    for script in blocks(page, "bash"):
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
 def test_the_reference_lists_what_a_run_writes(tmp_path: Path, tiny_files: Path) -> None:

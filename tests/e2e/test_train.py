@@ -43,7 +43,13 @@ def assert_same_curve(found: list[float], needed: list[float], *, tolerance: flo
 
 
 def test_a_run_leaves_its_files_and_a_folder_that_transformers_loads(tiny: TinyJob) -> None:
-    result = tiny.train("--replicas", "2,1", eval__reload=True, sample__tokens=5, log__samples=True)
+    result = tiny.train(
+        *("--replicas", "2,1"),
+        eval__reload=True,
+        sample__tokens=5,
+        log__samples=True,
+        data__restart_at_documents=False,
+    )
     assert result.returncode == 0, result.stderr
     folder = tiny.folder / "run"
     assert {path.name for path in folder.iterdir()} == FILES

@@ -32,13 +32,13 @@ FEATURES: Mapping[str, str] = {
 
 INTRODUCTION = """# Families
 
-Every family below is divided and compared with one process that runs the stock model of transformers on the same
-batch: its loss, and every gradient on every device, in float64. The largest relative errors are in the table,
-rounded up to a power of ten; a test fails above 1e-12. This page is written by
+Every family below is divided and compared with one process that runs the stock model of transformers on the
+same batch: its loss, and every gradient on every device, in float64. The largest relative errors are in the
+table, rounded up to a power of ten; a test fails above 1e-12. This page is written by
 [test_parity.py](../../tests/ranks/test_parity.py).
 
-The number of layouts counts degrees 1 to 4, unequal shares, replicas of unlike degrees (2+1, 4+3, 3+2+1), devices
-without heads, channels or vocabulary rows, scattered units, and another division in each layer.
+The number of layouts counts degrees 1 to 4, unequal shares, replicas of unlike degrees (2+1, 4+3, 3+2+1),
+devices without heads, channels or vocabulary rows, scattered units, and another division in each layer.
 
 | `model_type` | what is special about it | layouts | loss | gradients |
 |---|---|---|---|---|
@@ -48,17 +48,17 @@ BY_PLAN_TEXT = """
 ## By transformers' own plan
 
 These families have no entry in the table of `modelspec/families.py`. Their `base_model_tp_plan` names the
-projections that are divided, and the model on the meta device gives the shapes (`parallel/describe.py`). Each is
-compared with one process on 3+2+1 devices of unequal shares, and on five of which one has no heads.
+projections that are divided, and the model on the meta device gives the shapes (`parallel/describe.py`). Each
+is compared with one process on 3+2+1 devices of unequal shares, and on five of which one has no heads.
 
 | `model_type` | layouts | loss | gradients |
 |---|---|---|---|
 """
 
 END = """
-Any other family is refused by name. So are, within these families: dropout, bidirectional attention, quantized
-weights, rotary embeddings whose frequencies depend on the length of the text (`dynamic`, `longrope`), and, for
-GPT-OSS, experts divided by width, since its experts add biases.
+Any other family is refused by name. So are, within these families: dropout, bidirectional attention,
+quantized weights, rotary embeddings whose frequencies depend on the length of the text (`dynamic`,
+`longrope`), and, for GPT-OSS, experts divided by width, since its experts add biases.
 """
 
 

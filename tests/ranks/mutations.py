@@ -4,7 +4,6 @@ A mutation is a context manager, entered inside a rank process, that replaces on
 restores it. `test_mutations.py` shows that the parity check catches each of them.
 """
 
-import importlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,14 +17,19 @@ from tests import models, oracle
 from tests.ranks import parity, test_steps
 from uneven.comm import World
 from uneven.errors import LayoutError
-from uneven.layout import ModelLayout, ParallelPlan, ParameterSpec, Partition, Replicate, Segment, segments_of
-from uneven.parallel import initialize
+from uneven.layout import ModelLayout, ParallelPlan, ParameterSpec, Partition, Replicate, Segment, segments, segments_of
+from uneven.parallel import attention, initialize
 from uneven.parallel.loss import IGNORE, VocabParallelLoss
 from uneven.sync import GradReducer, buckets
 
-# `uneven.parallel` has a function of this name, which hides the module from `from ... import`.
-parallelize = importlib.import_module("uneven.parallel.parallelize")
 SHORT_TIMEOUT_S = 2.0
+
+
+@contextmanager
+def segments_by(rule: Callable[[ParallelPlan, ParameterSpec], tuple[Segment, ...]]) -> Iterator[None]:
+    """Every part of the product that asks for segments gets those of another rule."""
+    with patch.object(buckets, "segments_of", rule), patch.object(segments, "segments_of", rule):
+        yield
 
 
 @contextmanager
@@ -71,13 +75,13 @@ def _undivided(layout: ModelLayout) -> ModelLayout:
 def one_holder_counts_for_a_shared_kv_head(plan: ParallelPlan, device: int) -> Iterator[None]:
     """Of the devices of a replica that share a key-value head, the first contributes its part of the gradient."""
 
-    def segments(plan: ParallelPlan, spec: ParameterSpec) -> tuple[Segment, ...]:
+    def rule(plan: ParallelPlan, spec: ParameterSpec) -> tuple[Segment, ...]:
         found = segments_of(plan, spec)
         if "k_proj" not in spec.name and "v_proj" not in spec.name:
             return found
         return tuple(replace(segment, contributors=_one_per_replica(plan, segment.members)) for segment in found)
 
-    with patch.object(buckets, "segments_of", segments):
+    with segments_by(rule):
         yield
 
 
@@ -89,13 +93,13 @@ def _one_per_replica(plan: ParallelPlan, members: tuple[int, ...]) -> tuple[int,
 @contextmanager
 def as_many_queries_for_each_kv_head(plan: ParallelPlan, device: int) -> Iterator[None]:
     """A rank's query heads are dealt evenly to its key-value heads, as the stock `repeat_kv` does."""
-    original = parallelize.queries_per_kv_head
+    original = attention.queries_per_kv_head
 
-    def evenly(units: Any, key_band: Any) -> tuple[int, ...]:
-        counts = original(units, key_band)
+    def evenly(units: Any, group: int) -> tuple[int, ...]:
+        counts = original(units, group)
         return tuple([sum(counts) // len(counts)] * len(counts)) if counts else ()
 
-    with patch.object(parallelize, "queries_per_kv_head", evenly):
+    with patch.object(attention, "queries_per_kv_head", evenly):
         yield
 
 
@@ -103,14 +107,14 @@ def as_many_queries_for_each_kv_head(plan: ParallelPlan, device: int) -> Iterato
 def replicated_parameters_summed_with_peers_only(plan: ParallelPlan, device: int) -> Iterator[None]:
     """Replicated parameters are summed over the devices of equal position; a position without a peer is left out."""
 
-    def segments(plan: ParallelPlan, spec: ParameterSpec) -> tuple[Segment, ...]:
+    def rule(plan: ParallelPlan, spec: ParameterSpec) -> tuple[Segment, ...]:
         if not isinstance(spec.placement, Replicate):
             return segments_of(plan, spec)
         degrees = [replica.layout.devices for replica in plan.replicas]
         peers = [tuple(d[i] for d in degrees if i < len(d)) for i in range(max(map(len, degrees)))]
         return tuple(Segment(spec.name, None, members, members) for members in sorted(peers))
 
-    with patch.object(buckets, "segments_of", segments):
+    with segments_by(rule):
         yield
 
 
@@ -152,13 +156,13 @@ def extra_ranks_parts_left_unreduced(plan: ParallelPlan, device: int) -> Iterato
 def groups_over_dead_slots(plan: ParallelPlan, device: int) -> Iterator[None]:
     """The group of replicated parameters is built over all slots, one of which is dead and not the last."""
 
-    def segments(plan: ParallelPlan, spec: ParameterSpec) -> tuple[Segment, ...]:
+    def rule(plan: ParallelPlan, spec: ParameterSpec) -> tuple[Segment, ...]:
         if not isinstance(spec.placement, Replicate):
             return segments_of(plan, spec)
         slots = tuple(range(max(plan.devices) + 1))
         return (Segment(spec.name, None, slots, slots),)
 
-    with patch.object(buckets, "segments_of", segments):
+    with segments_by(rule):
         yield
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from tests import models, oracle
 from tests.ranks.pool import RankPool
 from uneven.comm import World
-from uneven.layout import ParallelPlan
+from uneven.layout import MAX_GROUPS_PER_DEVICE, ParallelPlan
 from uneven.modelspec import ModelSpec
 from uneven.parallel import build_model, fill_random, parallelize, recompute_activations
 from uneven.sync import GradReducer
@@ -59,20 +59,25 @@ def count_choices(model: PreTrainedModel, plan: ParallelPlan, micro_batches: lis
     router.count(forward, group=world.everyone(purpose="router"), is_counted=is_leader)
 
 
-def gradients(
-    world: World, name: str, plan: ParallelPlan, rows: Rows, recompute: bool = False
-) -> tuple[float, dict[str, Rows]] | None:
-    """On one rank: the job's loss, and this rank's reduced gradients; None on a rank that is not in the plan.
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How a job computes: with activations computed again in backward, with few process groups."""
 
-    With `recompute` activations are computed again in backward.
-    """
+    recompute: bool = False
+    max_groups: int = MAX_GROUPS_PER_DEVICE
+
+
+def gradients(
+    world: World, name: str, plan: ParallelPlan, rows: Rows, variant: Variant = Variant()
+) -> tuple[float, dict[str, Rows]] | None:
+    """On one rank: the job's loss, and this rank's reduced gradients; None on a rank that is not in the plan."""
     if world.device not in plan.devices:
         return None
     world = world.scoped("job", plan.devices)
     model = divided_model(models.model_spec(name), plan, world=world, dtype=torch.float64)
-    if recompute:
+    if variant.recompute:
         recompute_activations(model)
-    reducer = GradReducer(model, plan, world=world, bucket_bytes=SMALL_BUCKETS)
+    reducer = GradReducer(model, plan, world=world, bucket_bytes=SMALL_BUCKETS, max_groups=variant.max_groups)
     mine = own_rows(plan, rows, device=world.device)
     loss = torch.zeros((), dtype=torch.float64)
     count_choices(model, plan, [mine] if len(mine) else [], world=world)
@@ -134,10 +139,10 @@ def deviation(results: list[Any], plan: ParallelPlan, needed: Truth) -> Deviatio
 
 
 def assert_parity(
-    pool: RankPool, name: str, plan: ParallelPlan, *, batch: int = BATCH, recompute: bool = False
+    pool: RankPool, name: str, plan: ParallelPlan, *, batch: int = BATCH, variant: Variant = Variant()
 ) -> Deviation:
     needed = truth(name, batch=batch)
-    results = pool.run(gradients, name, plan, needed.rows, recompute, num_ranks=max(plan.devices) + 1)
+    results = pool.run(gradients, name, plan, needed.rows, variant, num_ranks=max(plan.devices) + 1)
     found = deviation(results, plan, needed)
     assert found.loss <= TOLERANCE
     assert not found.wrong()

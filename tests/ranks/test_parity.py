@@ -6,9 +6,9 @@ import pytest
 
 from tests import layouts, models
 from tests.ranks.families_page import write_page
-from tests.ranks.parity import Deviation, assert_parity
+from tests.ranks.parity import Deviation, Variant, assert_parity
 from tests.ranks.pool import RankPool
-from uneven.layout import ParallelPlan
+from uneven.layout import ParallelPlan, groups_of
 from uneven.modelspec.families import BY_PLAN
 
 BY_PLAN_LAYOUTS = ("3+2+1 unequal", "no heads on the first")
@@ -50,4 +50,14 @@ def test_families_by_plan_equal_one_process(pool: RankPool, record: Record, name
 
 @pytest.mark.parametrize("name", RECOMPUTED)
 def test_recomputing_activations_changes_nothing(pool: RankPool, name: str) -> None:
-    assert_parity(pool, name, plan_of(name, "3+2+1 unequal"), recompute=True)
+    assert_parity(pool, name, plan_of(name, "3+2+1 unequal"), variant=Variant(recompute=True))
+
+
+@pytest.mark.parametrize("max_groups", [1, 2, 3])
+@pytest.mark.parametrize("world", ["4+3", "3+2+1 unequal"])
+@pytest.mark.parametrize("name", ["qwen2-14q-2kv", "llama"])
+def test_merged_groups_sum_the_same_gradients(pool: RankPool, name: str, world: str, max_groups: int) -> None:
+    plan = plan_of(name, world)
+    groups = groups_of(plan, max_groups=max_groups)
+    assert any(group != members for members, group in groups.items()), "nothing was merged"
+    assert_parity(pool, name, plan, variant=Variant(max_groups=max_groups))

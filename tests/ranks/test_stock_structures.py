@@ -1,5 +1,6 @@
 """Structures name every parameter of the stock transformers models, with their shapes."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests import models
 from uneven.layout import Replicate, Shard
-from uneven.modelspec import parse_model, read_model
+from uneven.modelspec import FAMILIES, parse_model, read_model
 from uneven.modelspec.read import DEFAULT_MODEL
+from uneven.parallel import build_model
+from uneven.parallel.describe import describe
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -77,6 +80,51 @@ def test_defaults_of_a_family_are_those_of_transformers(family: str) -> None:
     config = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
     config |= {"model_type": family} | DEFAULTS[family]
     assert described_parameters(config) == stock_parameters(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_default_in_the_table_is_that_of_transformers(family: str) -> None:
+    stock = AutoConfig.for_model(family)
+    for key, value in FAMILIES[family].defaults.items():
+        assert getattr(stock, key) == value, key
+
+
+DIVIDED_OTHERWISE = {"colwise_gather_output", "rowwise_split_input", "moe_tp_experts", "embedding_rowwise"}
+"""Styles with which transformers leaves a module whole, or that name the experts' module as such."""
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_structures_agree_with_the_plan_of_transformers(name: str) -> None:
+    """What the plan calls column-parallel is divided along outputs here, what it calls row-parallel along inputs."""
+    spec = models.model_spec(name)
+    stock = AutoConfig.for_model(spec.family)
+    body = FAMILIES[spec.family].body
+    num_checked = 0
+    for parameter in spec.structure.parameters:
+        path = re.sub(r"\.\d+\.", ".*.", parameter.name.removeprefix(f"{body}.").removesuffix(".weight"))
+        style = stock.base_model_tp_plan.get(path)
+        is_whole_expert = name.endswith("-whole") and ".experts." in path
+        if style is None or style in DIVIDED_OTHERWISE or is_whole_expert:
+            continue
+        num_checked += 1
+        if style == "replicated_with_grad_allreduce":
+            assert parameter.placement == Replicate("partial")
+        else:
+            assert isinstance(parameter.placement, Shard)
+            from_the_end = 1 if style == "rowwise" else 2
+            assert parameter.placement.dim == len(parameter.shape) - from_the_end
+    assert num_checked or name in ("phi3", "gpt-oss")  # whose plans divide nothing in this way
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-bias-tied-pad", "qwen2-14q-2kv", "qwen3", "gemma2", "gemma3", "granite", "cohere2"]
+)
+def test_the_table_and_the_plan_describe_the_same(name: str) -> None:
+    """Two independent ways to one structure, for families that both of them can describe."""
+    needed = models.model_spec(name).structure
+    found = describe(build_model(models.model_spec(name), dtype=torch.float32))
+    assert found.axes == needed.axes
+    assert {spec.name: spec for spec in found.parameters} == {spec.name: spec for spec in needed.parameters}
 
 
 @pytest.mark.parametrize("name", models.MODELS)

@@ -19,15 +19,18 @@ from tokenizers import models, pre_tokenizers
 
 from uneven.data import (
     Corpus,
+    Packing,
     TokenDataset,
     Tokenizer,
+    documents,
     load_tokenizer,
     prepare_dataset,
     read_corpus,
     sample_index,
-    token_cache,
 )
-from uneven.data.token_cache import split_text
+from uneven.data.dataset import PartReader
+from uneven.data.documents import split_text
+from uneven.data.rows import IGNORE
 from uneven.errors import DataError
 
 BYTE = load_tokenizer("byte")
@@ -46,7 +49,24 @@ def stream(corpus: Corpus) -> list[int]:
 
 
 def prepare(tmp_path: Path, corpus: Corpus, *, seq_len: int = 4, holdout: float = 0.25) -> TokenDataset:
-    return prepare_dataset(corpus, BYTE, seq_len=seq_len, holdout=holdout, cache=tmp_path / "cache")
+    return prepare_dataset(corpus, BYTE, packing=Packing(seq_len, holdout), cache=tmp_path / "cache")
+
+
+def ids_of(dataset: TokenDataset) -> list[int]:
+    """The whole stream of a dataset, from its file."""
+    stream = dataset.train.stream
+    ids: list[int] = np.fromfile(stream.path, dtype=stream.dtype).tolist()
+    return ids
+
+
+def each_part(dataset: TokenDataset) -> tuple[PartReader, PartReader]:
+    reader = dataset.open()
+    return reader.train, reader.heldout
+
+
+def train_rows(dataset: TokenDataset) -> list[list[int]]:
+    rows: list[list[int]] = dataset.train.open().rows(range(dataset.num_train)).tokens.tolist()
+    return rows
 
 
 def word_tokenizer(path: Path, *, num_words: int) -> Tokenizer:
@@ -65,17 +85,17 @@ def corpus(tmp_path: Path) -> Corpus:
 
 def test_file_holds_the_documents_in_order_each_with_its_end(tmp_path: Path, corpus: Corpus) -> None:
     dataset = prepare(tmp_path, corpus)
-    assert np.fromfile(dataset.path, dtype=dataset.dtype).tolist() == stream(corpus)
-    assert (dataset.num_tokens, dataset.dtype) == (corpus.num_bytes + 3, "<u2")
+    assert ids_of(dataset) == stream(corpus)
+    found = dataset.train.stream
+    assert (found.num_tokens, found.dtype, found.content.num_documents) == (corpus.num_bytes + 3, "<u2", 3)
 
 
 def test_rows_are_the_stream_cut_with_one_token_of_overlap(tmp_path: Path, corpus: Corpus) -> None:
     dataset, tokens = prepare(tmp_path, corpus), stream(corpus)
     reader = dataset.open()
     assert dataset.num_train + dataset.num_heldout == (len(tokens) - 1) // 4
-    rows = [reader.sequence(i) for i in range(dataset.num_train)]
-    rows += [reader.heldout(i) for i in range(dataset.num_heldout)]
-    for i, row in enumerate(rows):
+    train, heldout = reader.train.rows(range(dataset.num_train)), reader.heldout.rows(range(dataset.num_heldout))
+    for i, row in enumerate([*train.tokens, *heldout.tokens]):
         assert row.tolist() == tokens[4 * i : 4 * i + 5]
         assert row.dtype == np.int64
         assert type(row) is np.ndarray
@@ -98,9 +118,9 @@ def test_parts_cover_the_stream_once_or_the_error_says_why(
     if num_tokens < 2 * seq_len + 1:
         message = rf"too short: {num_tokens} tokens found, {2 * seq_len + 1} needed .* seq_len {seq_len};"
         with pytest.raises(DataError, match=message):
-            prepare_dataset(found, BYTE, seq_len=seq_len, holdout=holdout, cache=folder / "cache")
+            prepare(folder, found, seq_len=seq_len, holdout=holdout)
         return
-    dataset = prepare_dataset(found, BYTE, seq_len=seq_len, holdout=holdout, cache=folder / "cache")
+    dataset = prepare(folder, found, seq_len=seq_len, holdout=holdout)
     num_sequences = (num_tokens - 1) // seq_len
     assert dataset.num_train + dataset.num_heldout == num_sequences
     assert min(dataset.num_train, dataset.num_heldout) >= 1
@@ -118,39 +138,42 @@ def test_batch_reads_the_sequences_of_its_sample_numbers(tmp_path: Path, corpus:
     reader = dataset.open()
     numbers = [0, 5, 5, 10**6]
     batch = reader.batch(numbers, seed=3)
-    assert batch.shape == (4, 5)
-    assert batch.dtype == np.int64
-    for row, number in zip(batch, numbers, strict=True):
+    assert batch.tokens.shape == (4, 5)
+    assert batch.tokens.dtype == np.int64
+    for row, number in zip(batch.tokens, numbers, strict=True):
         index = sample_index(number, seed=3, num_sequences=dataset.num_train)
-        assert row.tolist() == reader.sequence(index).tolist()
-    assert reader.batch([], seed=3).shape == (0, 5)
+        assert row.tolist() == reader.train.rows([index]).tokens[0].tolist()
+    assert reader.batch([], seed=3).tokens.shape == (0, 5)
 
 
 def test_rows_can_be_written_without_touching_the_file(tmp_path: Path, corpus: Corpus) -> None:
-    reader = prepare(tmp_path, corpus).open()
-    before = reader.sequence(0).tolist()
-    reader.sequence(0)[:] = 7
-    assert reader.sequence(0).tolist() == before
+    reader = prepare(tmp_path, corpus).open().train
+    before = reader.rows([0]).tokens.tolist()
+    reader.rows([0]).tokens[:] = 7
+    assert reader.rows([0]).tokens.tolist() == before
 
 
 def test_index_outside_its_part_is_refused(tmp_path: Path, corpus: Corpus) -> None:
     dataset = prepare(tmp_path, corpus)
     reader = dataset.open()
-    for index in (-1, dataset.num_train):
-        with pytest.raises(DataError, match=rf"no training sequence {index} in .*: there are {dataset.num_train}"):
-            reader.sequence(index)
-    for index in (-1, dataset.num_heldout):
-        with pytest.raises(DataError, match=rf"no held-out sequence {index} in .*: there are {dataset.num_heldout}"):
-            reader.heldout(index)
+    for part in (reader.train, reader.heldout):
+        for index in (-1, part.part.num_rows):
+            with pytest.raises(
+                DataError, match=rf"no sequence {index} in this part of .*: it has {part.part.num_rows}"
+            ):
+                part.rows([index])
 
 
 def test_unigram_entropy_is_the_loss_of_smoothed_frequencies(tmp_path: Path, corpus: Corpus) -> None:
-    dataset = prepare(tmp_path, corpus)
-    reader = dataset.open()
-    counts = Counter(t for i in range(dataset.num_train) for t in reader.sequence(i)[1:].tolist())
-    targets = [t for i in range(dataset.num_heldout) for t in reader.heldout(i)[1:].tolist()]
-    losses = [-math.log((counts[t] + 1) / (4 * dataset.num_train + 257)) for t in targets]
-    assert dataset.unigram_entropy == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+    for restarts in (False, True):
+        packing = Packing(4, 0.25, restarts)
+        dataset = prepare_dataset(corpus, BYTE, packing=packing, cache=tmp_path / "cache")
+        train, heldout = (part.rows(range(part.part.num_rows)).targets for part in each_part(dataset))
+        counts = Counter(train[train != IGNORE].tolist())
+        targets = heldout[heldout != IGNORE].tolist()
+        losses = [-math.log((counts[t] + 1) / (counts.total() + 257)) for t in targets]
+        assert dataset.unigram_entropy == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+        assert counts.total() == train.size - (2 if restarts else 0)  # the starts of two documents
 
 
 def test_unigram_entropy_of_one_repeated_token_is_near_zero(tmp_path: Path) -> None:
@@ -161,35 +184,34 @@ def test_unigram_entropy_of_one_repeated_token_is_near_zero(tmp_path: Path) -> N
 def test_tokenizer_without_an_end_of_text_joins_documents(tmp_path: Path) -> None:
     tokenizer = word_tokenizer(tmp_path / "t.json", num_words=10)
     found = make_corpus(tmp_path / "texts", "1 2 3", "4 5 6 7")
-    dataset = prepare_dataset(found, tokenizer, seq_len=2, holdout=0.5, cache=tmp_path / "cache")
+    dataset = prepare_dataset(found, tokenizer, packing=Packing(2, 0.5), cache=tmp_path / "cache")
     expected = [int(word) for document in found.documents for word in document.read().split()]
-    assert np.fromfile(dataset.path, dtype=dataset.dtype).tolist() == expected
+    assert ids_of(dataset) == expected
 
 
 def test_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
     found = make_corpus(tmp_path / "texts", "65536 65535 7 65536 1")
     for num_words, dtype in ((65536, "<u2"), (65537, "<u4")):
         tokenizer = word_tokenizer(tmp_path / f"{num_words}.json", num_words=num_words)
-        dataset = prepare_dataset(found, tokenizer, seq_len=2, holdout=0.5, cache=tmp_path / "cache")
-        assert (dataset.dtype, dataset.vocab_size) == (dtype, num_words)
-    assert dataset.open().sequence(0).tolist() == [65536, 65535, 7]
+        dataset = prepare_dataset(found, tokenizer, packing=Packing(2, 0.5), cache=tmp_path / "cache")
+        assert (dataset.train.stream.dtype, dataset.vocab_size) == (dtype, num_words)
+    assert train_rows(dataset) == [[65536, 65535, 7]]
 
 
 def test_stream_is_the_same_whatever_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(f"line {number}\n" for number in range(40))
     found = make_corpus(tmp_path / "texts", lines, "short", lines.upper())
-    monkeypatch.setattr(token_cache, "_PIECE_CHARS", 30)
-    monkeypatch.setattr(token_cache, "_BATCH_CHARS", 70)
+    monkeypatch.setattr(documents, "_PIECE_CHARS", 30)
+    monkeypatch.setattr(documents, "_BATCH_CHARS", 70)
     calls: list[tuple[int, int]] = []
     dataset = prepare_dataset(
         found,
         BYTE,
-        seq_len=8,
-        holdout=0.1,
+        packing=Packing(8, 0.1),
         cache=tmp_path / "cache",
         progress=lambda *call: calls.append(call),
     )
-    assert np.fromfile(dataset.path, dtype=dataset.dtype).tolist() == stream(found)
+    assert ids_of(dataset) == stream(found)
     assert len(calls) > 5
     assert calls == sorted(set(calls))
     assert calls[-1] == (found.num_bytes, found.num_bytes)
@@ -212,12 +234,12 @@ def test_second_call_uses_the_stream_again(tmp_path: Path, corpus: Corpus) -> No
         document.path.unlink()  # nothing is left to tokenise
     calls: list[tuple[int, int]] = []
     again = prepare_dataset(
-        corpus, BYTE, seq_len=4, holdout=0.25, cache=tmp_path / "cache", progress=lambda *c: calls.append(c)
+        corpus, BYTE, packing=Packing(4, 0.25), cache=tmp_path / "cache", progress=lambda *c: calls.append(c)
     )
     assert again == first
     assert calls == [(corpus.num_bytes, corpus.num_bytes)]
     other = prepare(tmp_path, corpus, seq_len=7, holdout=0.5)
-    assert (other.path, other.fingerprint) == (first.path, first.fingerprint)
+    assert other.train.stream == first.train.stream
 
 
 def test_other_texts_and_other_tokenizers_have_other_streams(tmp_path: Path, corpus: Corpus) -> None:
@@ -226,24 +248,26 @@ def test_other_texts_and_other_tokenizers_have_other_streams(tmp_path: Path, cor
     datasets = [
         prepare(tmp_path, corpus),
         prepare(tmp_path, other),
-        prepare_dataset(corpus, words, seq_len=1, holdout=0.5, cache=tmp_path / "cache"),
+        prepare_dataset(corpus, words, packing=Packing(1, 0.5), cache=tmp_path / "cache"),
     ]
-    assert len({dataset.fingerprint for dataset in datasets}) == len({d.path for d in datasets}) == 3
+    assert len({dataset.train.stream.fingerprint for dataset in datasets}) == 3
 
 
+@pytest.mark.parametrize("kind", ["tokens", "flags"])
 @pytest.mark.parametrize("damage", ["cut", "longer", "flipped", "gone", "no record", "bad record", "odd record"])
-def test_damaged_stream_is_made_again(tmp_path: Path, corpus: Corpus, damage: str) -> None:
+def test_damaged_stream_is_made_again(tmp_path: Path, corpus: Corpus, damage: str, kind: str) -> None:
     first = prepare(tmp_path, corpus)
-    content, record = first.path.read_bytes(), first.path.with_suffix(".json")
+    path = first.train.stream.path.with_suffix(f".{kind}")
+    content, record = path.read_bytes(), path.with_suffix(".json")
     match damage:
         case "cut":
-            first.path.write_bytes(content[:-2])
+            path.write_bytes(content[:-2])
         case "longer":
-            first.path.write_bytes(content + b"\0\0")
+            path.write_bytes(content + b"\0\0")
         case "flipped":
-            first.path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+            path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
         case "gone":
-            first.path.unlink()
+            path.unlink()
         case "no record":
             record.unlink()
         case "bad record":
@@ -251,13 +275,13 @@ def test_damaged_stream_is_made_again(tmp_path: Path, corpus: Corpus, damage: st
         case "odd record":
             record.write_text(json.dumps({"num_tokens": "many", "dtype": "none", "digest": 3}))
     assert prepare(tmp_path, corpus) == first
-    assert first.path.read_bytes() == content
+    assert path.read_bytes() == content
 
 
 def test_nothing_but_the_stream_and_its_record_is_left(tmp_path: Path, corpus: Corpus) -> None:
-    dataset = prepare(tmp_path, corpus)
+    path = prepare(tmp_path, corpus).train.stream.path
     names = sorted(path.name for path in (tmp_path / "cache").iterdir())
-    assert names == [dataset.path.with_suffix(".json").name, dataset.path.name]
+    assert names == [path.with_suffix(suffix).name for suffix in (".flags", ".json", ".tokens")]
 
 
 def test_failure_on_the_way_leaves_no_stream(tmp_path: Path, corpus: Corpus) -> None:
@@ -271,8 +295,8 @@ def test_writers_at_the_same_time_do_no_harm(tmp_path: Path, corpus: Corpus) -> 
     with ThreadPoolExecutor(8) as pool:
         datasets = list(pool.map(lambda _: prepare(tmp_path, corpus), range(16)))
     assert len(set(datasets)) == 1
-    assert np.fromfile(datasets[0].path, dtype=datasets[0].dtype).tolist() == stream(corpus)
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert ids_of(datasets[0]) == stream(corpus)
+    assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
 def test_cache_that_cannot_be_written_is_named(tmp_path: Path, corpus: Corpus) -> None:
@@ -283,21 +307,22 @@ def test_cache_that_cannot_be_written_is_named(tmp_path: Path, corpus: Corpus) -
 
 def test_file_that_is_gone_or_cut_is_refused_when_opened(tmp_path: Path, corpus: Corpus) -> None:
     dataset = prepare(tmp_path, corpus)
-    with dataset.path.open("r+b") as file:
+    stream = dataset.train.stream
+    with stream.path.open("r+b") as file:
         file.truncate(20)
-    needed = 2 * dataset.num_tokens
-    with pytest.raises(DataError, match=rf"has 20 bytes; needed are {needed} for {dataset.num_tokens} tokens"):
+    needed = 2 * stream.num_tokens
+    with pytest.raises(DataError, match=rf"has 20 bytes; needed are {needed} for {stream.num_tokens} tokens"):
         dataset.open()
     with pytest.raises(DataError, match=r"can't open the token file .*: No such file"):
-        replace(dataset, path=tmp_path / "gone").open()
+        replace(stream, path=tmp_path / "gone").open()
 
 
 def test_dataset_is_small_when_sent(tmp_path: Path) -> None:
     dataset = prepare(tmp_path, make_corpus(tmp_path / "texts", "some text\n" * 20_000))
     sent = pickle.dumps(dataset)
-    assert len(sent) < 1000
+    assert len(sent) < 1500
     assert pickle.loads(sent) == dataset
-    assert pickle.loads(sent).open().sequence(9).tolist() == dataset.open().sequence(9).tolist()
+    assert train_rows(pickle.loads(sent)) == train_rows(dataset)
 
 
 def test_other_processes_read_the_same_rows(tmp_path: Path, corpus: Corpus) -> None:
@@ -308,5 +333,5 @@ def test_other_processes_read_the_same_rows(tmp_path: Path, corpus: Corpus) -> N
 
 
 def first_rows(dataset: TokenDataset) -> list[list[int]]:
-    rows: list[list[int]] = dataset.open().batch(range(3), seed=0).tolist()
+    rows: list[list[int]] = dataset.open().batch(range(3), seed=0).tokens.tolist()
     return rows

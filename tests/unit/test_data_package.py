@@ -10,6 +10,9 @@ def test_public_names_are_pinned() -> None:
     assert data.__all__ == [
         "Corpus",
         "Document",
+        "Fields",
+        "Packing",
+        "Rows",
         "TokenDataset",
         "TokenReader",
         "Tokenizer",

@@ -15,7 +15,15 @@ from tests.unit.repo_rules import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES_WITH_NAMES = ("src", "tests", "scripts", "docs", "benchmarks", "examples")
-PLACES_WITH_TEXT = ("README.md", "CHANGELOG.md", "Makefile", "pyproject.toml", "requirements.lock", ".ci")
+PLACES_WITH_TEXT = (
+    "README.md",
+    "CHANGELOG.md",
+    "Makefile",
+    "pyproject.toml",
+    "requirements.lock",
+    "requirements-demo.lock",
+    ".ci",
+)
 GENERATED = ("__pycache__", ".egg-info")
 
 

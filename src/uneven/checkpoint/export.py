@@ -40,11 +40,19 @@ def export_model(
         if is_leader:
             writer.add(name, whole)
     if is_leader:
+        for name, buffer in saved_buffers(model):
+            writer.add(name, buffer.cpu())
         writer.close()
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         config = {**spec.config, "architectures": [type(model).__name__], "dtype": dtype}
         config.pop("torch_dtype", None)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def saved_buffers(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """What belongs to a model without being a parameter; every device holds it whole."""
+    kept = model.state_dict().keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
 
 
 def gather_parameters(

@@ -2,6 +2,7 @@
 
 import typer
 
+from uneven.cli.launch import launch_app
 from uneven.cli.plan import plan_app
 from uneven.cli.train import train_app
 
@@ -14,4 +15,5 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(train_app)
+app.add_typer(launch_app, name="launch")
 app.add_typer(plan_app, name="plan")

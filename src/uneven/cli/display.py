@@ -11,19 +11,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressC
 from rich.table import Table
 
 from uneven.train.job import Job
-from uneven.train.records import Check, Outcome, Started, StepRecord
+from uneven.train.records import Check, Evaluation, Outcome, Started, StepRecord, find_traces
 
 LINE_EVERY_S = 10.0
 """How often a console that is no terminal gets a line."""
 
 
 def describe_job(job: Job, console: Console) -> None:
-    """Model, data and division, in three lines."""
-    structure, dataset = job.plan.structure, job.dataset
+    """Model, data and division, in a line each, and one more for conversations."""
+    structure, stream = job.plan.structure, job.dataset.train.stream
     degrees = " + ".join(str(len(replica.layout.devices)) for replica in job.plan.replicas)
     samples = " + ".join(map(str, job.plan.samples(job.config.train.global_batch)))
     weights = (
-        f"weights of {escape(str(job.design.weights))}"
+        f"weights of {escape(str(job.config.model))}, learning rate {job.config.train.lr:g}"
         if job.design.weights
         else f"random weights, seed {job.config.seed}"
     )
@@ -33,8 +33,15 @@ def describe_job(job: Job, console: Console) -> None:
     )
     console.print(
         f"[bold]data[/]     {escape(job.corpus.description)}, {job.corpus.num_bytes / 1e6:.1f} MB, "
-        f"{dataset.num_tokens:,} tokens, fingerprint {job.corpus.fingerprint[:12]}"
+        f"{stream.num_tokens:,} tokens, fingerprint {job.corpus.fingerprint[:12]}"
     )
+    if stream.row_tokens is not None:
+        content = stream.content
+        console.print(
+            f"         {content.num_documents:,} conversations in rows of {stream.row_tokens} tokens, "
+            f"{content.num_padding / stream.num_tokens:.0%} of them padding; {content.num_cut:,} were cut at their "
+            f"end, {content.num_dropped:,} left out since the cut leaves nothing of the assistant's"
+        )
     console.print(
         f"[bold]devices[/]  {len(job.plan.devices)} as {degrees}, a global batch of {samples} sequences of "
         f"{job.config.train.seq_len} tokens"
@@ -62,6 +69,7 @@ class TrainingDisplay:
         )
         self._task = self._progress.add_task("starting", total=job.config.train.steps, status="")
         self._speed = 0.0
+        self._heldout = ""
         self._last_line = 0.0
         self._outcome: Outcome | None = None
         self._check: Check | None = None
@@ -73,12 +81,14 @@ class TrainingDisplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._progress.stop()
 
-    def show(self, event: Started | StepRecord | Outcome | Check) -> None:
+    def show(self, event: Started | StepRecord | Evaluation | Outcome | Check) -> None:
         """Take notice of what a run reports."""
         if isinstance(event, Started):
             self._progress.update(self._task, description="training")
         elif isinstance(event, StepRecord):
             self._show_step(event)
+        elif isinstance(event, Evaluation):
+            self._show_evaluation(event)
         elif isinstance(event, Outcome):
             self._outcome = event
             self._progress.update(self._task, description="checking the saved model")
@@ -86,9 +96,9 @@ class TrainingDisplay:
             self._check = event
 
     def _show_step(self, record: StepRecord) -> None:
-        speed = record.tokens / record.time_s
+        speed = max(record.tokens, 1) / record.time_s
         self._speed = speed if self._speed == 0 else 0.9 * self._speed + 0.1 * speed
-        status = f"loss {record.loss:.3f}  {self._speed:,.0f} tokens/s"
+        status = f"loss {record.loss:.3f}{self._heldout}  {self._speed:,.0f} tokens/s"
         if record.is_skipped:
             status += "  [red]skipped: gradients not finite[/]"
         self._progress.update(self._task, completed=record.step, status=status)
@@ -99,15 +109,22 @@ class TrainingDisplay:
             eta = (total - record.step) * record.tokens / self._speed
             self._console.print(f"step {record.step}/{total}  {status}  ETA {eta:.0f} s")
 
+    def _show_evaluation(self, evaluation: Evaluation) -> None:
+        self._heldout = f"  held out {evaluation.heldout_loss:.3f}"
+        if not self._console.is_terminal:
+            total = self._job.config.train.steps
+            self._console.print(f"step {evaluation.step}/{total}  held out {evaluation.heldout_loss:.3f} nats/token")
+
     def summarise(self) -> None:
         """Losses, text and files."""
         outcome, check = self._outcome, self._check
         if outcome is None or check is None:
             return
         table = Table(show_header=False, box=None, pad_edge=False)
-        tokens = (outcome.last_step - outcome.num_skipped) * self._job.tokens_per_step
         ended = "stopped early, at" if outcome.is_stopped else "done:"
-        table.add_row("training", f"{ended} step {outcome.last_step}, {tokens:,} tokens, {self._speed:,.0f} tokens/s")
+        table.add_row(
+            "training", f"{ended} step {outcome.last_step}, {outcome.num_tokens:,} tokens, {self._speed:,.0f} tokens/s"
+        )
         if outcome.num_skipped:
             table.add_row("skipped", f"{outcome.num_skipped} steps with gradients that were not finite")
         table.add_row("held-out loss", f"{outcome.heldout_loss:.6f} nats/token on {outcome.num_heldout} sequences")
@@ -119,6 +136,8 @@ class TrainingDisplay:
             table.add_row("not checked", escape(check.problem))
         entropy = self._job.dataset.unigram_entropy
         table.add_row("unigram entropy", f"{entropy:.6f} nats/token, what token frequencies alone give")
+        for index, name in enumerate(find_traces(self._folder)):
+            table.add_row("" if index else "profile", escape(str(self._folder / name)))
         files = ", ".join(sorted(path.name for path in self._folder.iterdir()))
         table.add_row("files", escape(f"{self._folder}: {files}"))
         self._console.print()

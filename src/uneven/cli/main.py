@@ -1,10 +1,13 @@
 """The way in. Exit codes: 0 done, 2 the user's mistake, 1 anything else."""
 
 import errno
+import os
 import signal
 import sys
+import threading
 
 from uneven.errors import InputError, UnevenError
+from uneven.launch import RANK_THREAD
 
 USERS_PATHS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EROFS)
 """What the system says of a path that was given wrongly."""
@@ -37,6 +40,11 @@ def _end(message: str, *, code: int) -> None:
     # CPython remembers a Ctrl-C that came inside of exec(), as dataclasses call it, and would at the end kill the
     # process by signal instead of with `code`; another exec() makes it forget.
     exec("")
+    if any(thread.name == RANK_THREAD for thread in threading.enumerate()):
+        # It may be blocked in a collective, and nothing but the process's end frees it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

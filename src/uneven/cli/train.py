@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -16,7 +17,11 @@ from uneven.cli.console import plain_console
 from uneven.cli.display import TrainingDisplay, describe_job
 from uneven.config import TrainConfig, load_config, parse_degrees, parse_shares
 from uneven.errors import ConfigError, Interrupted
+from uneven.launch.agreement import agree
+from uneven.launch.environment import static_job
+from uneven.launch.site import Place, Site, join
 from uneven.launch.zygote import warm_up
+from uneven.train.fingerprint import data_fingerprint, design_fingerprint
 from uneven.train.job import Design, Job, design_job, prepare_job
 
 train_app = typer.Typer()
@@ -26,6 +31,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @train_app.command()
 def train(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Argument(help="A TOML file; every key has a default.", metavar="CONFIG.toml")
     ] = None,
@@ -33,8 +39,12 @@ def train(
     shares: Annotated[str | None, typer.Option(help="Shares of the devices in each replica, as in 2:1:1,1:1.")] = None,
     batch_shares: Annotated[str | None, typer.Option(help="Weights of the replicas in the batch, as in 4:3.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan.json that says all about the division.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A Hugging Face folder, a .gguf, smollm2, or a config.json for random weights.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's new folder; by default runs/DATE-TIME.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Trace a few steps of each rank, for Perfetto.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A key of the configuration, as in train.steps=100.")
     ] = None,
@@ -49,17 +59,52 @@ def train(
         "parallel.shares": None if shares is None else parse_shares(shares),
         "parallel.batch_shares": None if batch_shares is None else _parse_weights(batch_shares),
         "parallel.plan": plan,
+        "model": model,
         "device": device,
+        "log.profile": profile or None,
     }
     settings = load_config(config, settings=set_ or (), flags=flags)
-    folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    _check_new(folder)
-    console = plain_console()
+    place: Place = context.obj or Place.of(static_job())
+    folder: Path | None = None
     try:
-        run_job(_prepare(settings, console), folder, console=console)
+        console = _greet(place)
+        with join(place, timeout_s=settings.launch.timeout_s) as site:
+            folder = _choose_folder(out, site)
+            job = _prepare(_with_division(settings, site), site, console=console)
+            run_job(job, folder, site=site, console=console)
     except KeyboardInterrupt:
-        kept = f"before the model was saved; {folder} keeps metrics and logs" if folder.exists() else "before it began"
+        kept = (
+            f"before the model was saved; {folder} keeps metrics and logs"
+            if folder and folder.exists()
+            else "before it began"
+        )
         raise Interrupted(f"training was ended {kept}") from None
+
+
+def _greet(place: Place) -> Console:
+    """Where to print: one process of a job shows it."""
+    meeting = place.meeting
+    if meeting.count > 1 and not place.is_rank:
+        plain_console().print(f"host {meeting.index} of {meeting.count}, meeting at {meeting.place}", markup=False)
+    return plain_console(quiet=meeting.index > 0)
+
+
+def _choose_folder(out: Path | None, site: Site) -> Path:
+    """The run's folder: the one given, or a name that the first host finds."""
+    folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    if site.is_first:
+        _check_new(folder)
+    name = site.peers.exchange(str(folder))[0]
+    return out or Path(name)
+
+
+def _with_division(settings: TrainConfig, site: Site) -> TrainConfig:
+    """The settings with a replica for each host, if they do not say how to divide."""
+    parallel = settings.parallel
+    degrees = site.default_degrees()
+    if degrees is None or (parallel.replicas, parallel.shares, parallel.plan) != (None, None, None):
+        return settings
+    return settings.model_copy(update={"parallel": parallel.model_copy(update={"replicas": degrees})})
 
 
 def _check_new(folder: Path) -> None:
@@ -79,10 +124,24 @@ def _parse_weights(text: str) -> list[int]:
         raise ConfigError(f"--batch-shares {text}: expected whole numbers, one for each replica, as in 4:3") from None
 
 
-def _prepare(settings: TrainConfig, console: Console) -> Job:
-    design: Design = design_job(settings)
-    # The ranks' process loads torch while this one reads the data.
-    warm_up(f"transformers.models.{design.spec.family}.modeling_{design.spec.family}", "uneven.train.program")
+def _prepare(settings: TrainConfig, site: Site, *, console: Console) -> Job:
+    """The job, the same on every host, which is checked before and after the data are read."""
+    design: Design = design_job(settings, announce=partial(console.print, markup=False, soft_wrap=True))
+    site.devices_here(design.plan.devices)
+    agree(site.peers, design_fingerprint(design))
+    if not site.is_rank:
+        # The ranks' process loads torch while this one reads the data.
+        module = design.spec.family.removesuffix("_text")
+        warm_up(f"transformers.models.{module}.modeling_{module}", "uneven.train.program")
+    # The first process of a host makes the token cache, which the others use.
+    job = _read_data(design, console) if site.local_rank == 0 else None
+    site.peers.exchange("read")
+    job = job or _read_data(design, console)
+    agree(site.peers, data_fingerprint(job))
+    return job
+
+
+def _read_data(design: Design, console: Console) -> Job:
     with console.status("reading the data") as status:
         return prepare_job(
             design,
@@ -90,13 +149,13 @@ def _prepare(settings: TrainConfig, console: Console) -> Job:
         )
 
 
-def run_job(job: Job, folder: Path, *, console: Console) -> None:
+def run_job(job: Job, folder: Path, *, site: Site, console: Console) -> None:
     """Train `job` in a new `folder`, and show it on `console`."""
     # Here and not at the top: it loads torch, which takes seconds that help and errors should not cost.
     from uneven.train.run import TrainingRun
 
     describe_job(job, console)
-    run = TrainingRun(job, folder)
+    run = TrainingRun(job, folder, site=site)
     display = TrainingDisplay(job, folder, console=console)
     with _stop_on_signals(run.request_stop, console=console), display:
         for event in run:

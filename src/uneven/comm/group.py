@@ -3,6 +3,7 @@
 Every member calls the same operations of a group in the same order.
 """
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -69,15 +70,36 @@ class Group:
         if self._process_group is None:
             raise RuntimeError(f"device {self.devices[0]} is alone in its group and can't send to rank {to}")
         self._record("send", tensor)
-        self._process_group.send([tensor], to, 0).wait()
+        # gloo sums tensors of a GPU, but sends only those of the CPU.
+        sent = tensor.cpu() if self._is_gloo else tensor
+        self._process_group.send([sent], to, 0).wait()
 
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """Fill a contiguous tensor with what the member at rank `source` sends; returns it."""
         if self._process_group is None:
             raise RuntimeError(f"device {self.devices[0]} is alone in its group and can't receive from rank {source}")
         self._record("receive", tensor)
-        self._process_group.recv([tensor], source, 0).wait()
-        return tensor
+        received = torch.empty_like(tensor, device="cpu") if self._is_gloo and not tensor.is_cpu else tensor
+        self._process_group.recv([received], source, 0).wait()
+        return tensor if received is tensor else tensor.copy_(received)
+
+    @property
+    def _is_gloo(self) -> bool:
+        return isinstance(self._process_group, dist.ProcessGroupGloo)
+
+    def all_to_all(self, tensor: torch.Tensor, *, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """Give each member its part of a flat tensor, `send[r]` elements for rank r in that order; get `receive[r]`.
+
+        Returns what came, in the order of ranks. Nothing goes to oneself: a rank's own entries are 0.
+        """
+        arrived = tensor.new_empty(sum(receive))
+        self._record("send", tensor)
+        self._record("receive", arrived)
+        if self._process_group is not None:
+            # The one collective that both gloo and NCCL have for parts of unlike sizes.
+            options = dist.AllToAllOptions()
+            self._process_group.alltoall_base(arrived, tensor, list(receive), list(send), options).wait()
+        return arrived
 
     def _record(self, operation: Operation, tensor: torch.Tensor) -> None:
         if self.size > 1:

@@ -37,5 +37,11 @@ class Traffic:
             total += Fraction(count) if operation == "send" else Fraction(2 * (size - 1) * count, size)
         return total
 
+    def received_bytes(self, purpose: str) -> int:
+        """What this rank was sent by name, by `receive` or in an all-to-all."""
+        return sum(
+            count for (of, operation, _), count in self._payload.items() if (of, operation) == (purpose, "receive")
+        )
+
     def purposes(self) -> list[str]:
         return sorted(self._calls)

@@ -65,6 +65,9 @@ class World:
         self.device = device
         self.devices = tuple(devices)
         self.torch_device = torch.device(transport.torch_device)
+        if self.torch_device.type == "cuda":
+            # What names no device, a library's scratch memory say, is to lie on this rank's and not on the first GPU.
+            torch.cuda.set_device(self.torch_device)
         self.traffic = Traffic()
         self._store = store
         self._transport = transport

@@ -2,7 +2,7 @@
 
 One idea: a corpus is a set of contents. Where files lie, what they are called and how often they are repeated
 changes neither the corpus's order nor its fingerprint, so two machines with the same texts get the same
-stream. Imports nothing but the standard library and the errors.
+stream. Files of records (`records.py`) stand here as files; their contents are looked at when they are encoded.
 """
 
 import codecs
@@ -13,22 +13,29 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from uneven.data.records import Fields, Record, holds_records, read_records
 from uneven.errors import DataError
 
 _CHUNK_BYTES = 4 * 2**20
+_RECORDS = b"records\0"
+"""Digested before the bytes of a file of records, which is another content than a text of the same bytes."""
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file of text: where it was found, its size, and a hex digest of its bytes."""
+    """One file, of text or of records: where it was found, its size, and a hex digest of its bytes."""
 
     path: Path
     num_bytes: int
     digest: str
+
+    @property
+    def holds_records(self) -> bool:
+        return holds_records(self.path)
 
     def read(self) -> str:
         """The text, with its line ends as they are; DataError if the file is no longer what it was."""
@@ -36,12 +43,21 @@ class Document:
             content = self.path.read_bytes()
         except OSError as error:
             raise DataError(f"can't read the document {self.path}: {error.strerror}") from error
-        if hashlib.sha256(content).hexdigest() != self.digest:
+        self._check(hashlib.sha256(content).hexdigest(), num_bytes=len(content))
+        return content.decode("utf-8")
+
+    def records(self, fields: Fields) -> Iterator[Record]:
+        """The records; DataError if one is wrong, or at the end if the file is no longer what it was."""
+        yield from read_records(self.path, fields)
+        now = _examine(self.path)
+        self._check(now.digest, num_bytes=now.num_bytes)
+
+    def _check(self, digest: str, *, num_bytes: int) -> None:
+        if digest != self.digest:
             raise DataError(
                 f"the document {self.path} changed while it was in use: it had {self.num_bytes} bytes "
-                f"and digest {self.digest[:12]}, now it has {len(content)} bytes; read the corpus again"
+                f"and digest {self.digest[:12]}, now it has {num_bytes} bytes; read the corpus again"
             )
-        return content.decode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +66,14 @@ class Corpus:
 
     The order is a function of the contents alone and as good as random, so the tail of the stream is a random
     sample of documents. `num_skipped` counts found files that are not text, `num_repeated` those dropped
-    because another has the same bytes.
+    because another has the same bytes. `fields` say how records are read.
     """
 
     documents: tuple[Document, ...]
     num_skipped: int
     num_repeated: int
     description: str
+    fields: Fields = field(default_factory=Fields)
 
     def __post_init__(self) -> None:
         digests = [document.digest for document in self.documents]
@@ -80,17 +97,21 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the contents, equal wherever the files lie."""
-        return hashlib.sha256("\n".join(document.digest for document in self.documents).encode()).hexdigest()
+        """Hex digest of the contents, and of how records are read; equal wherever the files lie."""
+        lines = [document.digest for document in self.documents]
+        if any(document.holds_records for document in self.documents):
+            lines += [self.fields.text, self.fields.messages]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def read_corpus(paths: Sequence[str]) -> Corpus:
+def read_corpus(paths: Sequence[str], *, fields: Fields | None = None) -> Corpus:
     """The corpus made of `paths`, as `find_files` understands them; each file is read once, in bounded
     memory.
 
     Text is valid UTF-8 without NUL bytes. A file found in a folder, through a glob or in the standard library
-    that is not text is skipped and counted. DataError: what `find_files` raises; a file named explicitly that
-    can't be read or is not text (with the byte offset); no text at all.
+    that is not text is skipped and counted. What is in files of records is not looked at here. DataError:
+    what `find_files` raises; a file named explicitly that can't be read or is not text (with the byte
+    offset); no text at all.
     """
     by_digest: dict[str, Document] = {}
     num_skipped = num_repeated = 0
@@ -111,6 +132,7 @@ def read_corpus(paths: Sequence[str]) -> Corpus:
         num_skipped=num_skipped,
         num_repeated=num_repeated,
         description=_describe(paths),
+        fields=fields or Fields(),
     )
 
 
@@ -183,16 +205,18 @@ def _library_files() -> list[Path]:
 
 
 def _examine(path: Path) -> Document:
-    """Digest a file and check that it is text, without holding it in memory."""
-    digest = hashlib.sha256()
+    """Digest a file and check that it is text or holds records, without keeping it in memory."""
+    is_text = not holds_records(path)
+    digest = hashlib.sha256() if is_text else hashlib.sha256(_RECORDS)
     decoder = codecs.getincrementaldecoder("utf-8")()
     num_bytes = 0
     chunk = b""
     try:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
-                decoder.decode(chunk)
-                if (offset := chunk.find(0)) >= 0:
+                if is_text:
+                    decoder.decode(chunk)
+                if is_text and (offset := chunk.find(0)) >= 0:
                     raise DataError(f"{path} is not text: NUL byte at byte offset {num_bytes + offset}")
                 digest.update(chunk)
                 num_bytes += len(chunk)

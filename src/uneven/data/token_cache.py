@@ -1,140 +1,153 @@
 """Token streams on disk.
 
 One idea: an entry's name is a digest of all that decides its contents, so writers of one name write the same
-bytes and may race; an entry is a flat file of ids plus a record of its length and digest, published after it,
-and what doesn't match its record is made again. Imports no torch.
+bytes and may race; an entry is a flat file of ids, one of their flags, and a record of their length and digests,
+published after them; what doesn't match its record is made again. Imports no torch.
 """
 
 import hashlib
 import json
 import os
-import re
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from uneven.data.chat import ChatTemplate
 from uneven.data.corpus import Corpus
+from uneven.data.documents import Flags, chat_template, encode_documents
+from uneven.data.draft import Draft, StreamWriter, Tokens, Written
 from uneven.data.tokenizer import Tokenizer
 from uneven.errors import DataError
 
-_FORMAT = 1
-_PIECE_CHARS = 2**20
-_BATCH_CHARS = 4 * 2**20
-# Between two full lines: there the pre-tokenizers of byte-level models end a token anyway.
-_LINE_START = re.compile(r"(?<=\S\n)(?=\S)")
+_FORMAT = 2
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRecord:
-    """What an entry must be: number of ids, their numpy type ("<u2" or "<u4"), digest of the bytes."""
+class Stream:
+    """A corpus as ids, in a flat file of the numpy type `dtype`, with a flag for each in the file beside it.
 
-    num_tokens: int
+    `row_tokens` is the length of the rows in which a stream of conversations is laid out, None for texts, which stand
+    end to end. `num_repeated` documents were left out since others have the same contents.
+    """
+
+    path: Path
     dtype: str
-    digest: str
+    row_tokens: int | None
+    num_repeated: int
+    content: Written
 
+    @property
+    def num_tokens(self) -> int:
+        return self.content.num_tokens
 
-def stream_key(corpus: Corpus, tokenizer: Tokenizer) -> str:
-    """Hex name of the token stream of a corpus under a tokenizer."""
-    parts = f"{_FORMAT}\n{corpus.fingerprint}\n{tokenizer.fingerprint}"
-    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+    @property
+    def fingerprint(self) -> str:
+        """Of corpus and tokenizer, and of what else decides the ids."""
+        return self.path.stem
+
+    @property
+    def flags_path(self) -> Path:
+        return self.path.with_suffix(".flags")
+
+    def open(self) -> tuple[Tokens, Flags]:
+        """Map both files; DataError if one is missing or not as long as it was."""
+        return self._map(self.path, self.dtype), self._map(self.flags_path, "u1")
+
+    def _map(self, path: Path, dtype: str) -> npt.NDArray[Any]:
+        num_bytes = self.num_tokens * np.dtype(dtype).itemsize
+        try:
+            found_bytes = path.stat().st_size
+            if found_bytes == num_bytes:
+                return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=(self.num_tokens,)))
+        except OSError as error:
+            raise DataError(f"can't open the token file {path}: {error.strerror}; prepare the dataset again") from error
+        raise DataError(
+            f"the token file {path} has {found_bytes} bytes; needed are {num_bytes} for {self.num_tokens} tokens; "
+            "prepare the dataset again"
+        )
 
 
 def cached_stream(
-    corpus: Corpus, tokenizer: Tokenizer, *, cache: Path, progress: Callable[[int, int], None] | None
-) -> tuple[Path, TokenRecord]:
-    """The flat file of the stream and its record; made unless `cache` holds a sound entry.
+    corpus: Corpus, tokenizer: Tokenizer, *, seq_len: int, cache: Path, progress: Progress | None = None
+) -> Stream:
+    """The stream of a corpus under a tokenizer; made unless `cache` holds a sound entry.
 
-    `progress` is called with (bytes done, bytes in all), at last with the two equal.
-    DataError: the folder can't be written, or a document changed.
+    Conversations are laid out in rows of `seq_len` + 1 tokens; the stream of texts is the same for any `seq_len`.
+    `progress` is called with (bytes done, bytes in all), at last with the two equal. DataError: the folder can't be
+    written, a document changed, or a record is wrong.
     """
-    path = cache / f"{stream_key(corpus, tokenizer)}.tokens"
-    record_path = path.with_suffix(".json")
-    record = _sound_record(path, record_path)
-    if record is not None:
-        if progress is not None:
-            progress(corpus.num_bytes, corpus.num_bytes)
-        return path, record
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with _published(path) as file:
-            record = _write_stream(file, corpus=corpus, tokenizer=tokenizer, progress=progress)
-        with _published(record_path) as file:
-            file.write(json.dumps(asdict(record)).encode())
-    except OSError as error:
-        raise DataError(f"can't write the token cache {path}: {error.strerror}; choose another folder") from error
-    return path, record
+    template = chat_template(corpus, tokenizer)
+    row_tokens = None if template is None else seq_len + 1
+    path = cache / f"{_key(corpus, tokenizer, template=template, row_tokens=row_tokens)}.tokens"
+    stream = _sound_stream(path)
+    if stream is None:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=cache) as tokens, tempfile.TemporaryFile(dir=cache) as flags:
+                draft = Draft(tokens, flags, dtype=np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4"))
+                for batch in encode_documents(corpus, tokenizer, template=template):
+                    draft.add(batch)
+                    num_bytes_done = batch[-1].piece.num_bytes_done
+                    if progress is not None and num_bytes_done < corpus.num_bytes:
+                        progress(num_bytes_done, corpus.num_bytes)
+                stream = _write(path, draft, row_tokens=row_tokens, padding_id=tokenizer.eos_id or 0)
+        except OSError as error:
+            raise DataError(f"can't write the token cache {path}: {error.strerror}; choose another folder") from error
+    if progress is not None:
+        progress(corpus.num_bytes, corpus.num_bytes)
+    return stream
 
 
-def _sound_record(path: Path, record_path: Path) -> TokenRecord | None:
-    """The entry's record, or None where there is no entry or its file doesn't match it."""
+def _key(corpus: Corpus, tokenizer: Tokenizer, *, template: ChatTemplate | None, row_tokens: int | None) -> str:
+    parts = [_FORMAT, corpus.fingerprint, tokenizer.fingerprint]
+    if template is not None:
+        parts += [template.fingerprint, row_tokens]
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def _sound_stream(path: Path) -> Stream | None:
+    """The entry, or None where there is none or its files don't match its record."""
     try:
-        record = TokenRecord(**json.loads(record_path.read_bytes()))
-        if path.stat().st_size != record.num_tokens * np.dtype(record.dtype).itemsize:
-            return None
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError, TypeError):  # absent, or a record that is not one
+        record = json.loads(path.with_suffix(".json").read_bytes())
+        stream = Stream(path=path, **record | {"content": Written(**record["content"])})
+        for file, needed in ((path, stream.content.digest), (stream.flags_path, stream.content.flags_digest)):
+            with file.open("rb") as opened:
+                if hashlib.file_digest(opened, "sha256").hexdigest() != needed:
+                    return None
+        stream.open()
+    except (OSError, DataError, ValueError, TypeError, KeyError):  # absent, or a record that is not one
         return None
-    return record if digest == record.digest else None
+    return stream
 
 
-def _write_stream(
-    file: IO[bytes], *, corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int, int], None] | None
-) -> TokenRecord:
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-    end = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype=dtype)
-    digest = hashlib.sha256()
-    num_tokens = num_bytes_done = 0
-    for batch in _batches(corpus):
-        encoded = tokenizer.encode_batch([piece for piece, _ in batch])
-        for ids, (piece, is_last) in zip(encoded, batch, strict=True):
-            content = ids.astype(dtype).tobytes() + (end.tobytes() if is_last else b"")
-            digest.update(content)
-            file.write(content)
-            num_tokens += len(content) // dtype.itemsize
-            num_bytes_done += len(piece.encode("utf-8"))
-        if progress is not None:
-            progress(num_bytes_done, corpus.num_bytes)
-    return TokenRecord(num_tokens=num_tokens, dtype=dtype.str, digest=digest.hexdigest())
-
-
-def _batches(corpus: Corpus) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces of documents, each with whether it ends its document, in batches of bounded size."""
-    batch: list[tuple[str, bool]] = []
-    num_chars = 0
-    for document in corpus.documents:
-        pieces = split_text(document.read(), piece_chars=_PIECE_CHARS)
-        for number, piece in enumerate(pieces, start=1):
-            batch.append((piece, number == len(pieces)))
-            num_chars += len(piece)
-            if num_chars >= _BATCH_CHARS:
-                yield batch
-                batch, num_chars = [], 0
-    if batch:
-        yield batch
-
-
-def split_text(text: str, *, piece_chars: int) -> list[str]:
-    """`text` in pieces that join to it, cut at the first start of a line after `piece_chars` characters.
-
-    A line starts behind a non-empty line and is not empty or indented; a text without one stays whole. This
-    keeps a document of gigabytes within memory and divides it among threads.
-    """
-    pieces = []
-    start = 0
-    while len(text) - start > piece_chars:
-        cut = _LINE_START.search(text, start + piece_chars)
-        if cut is None:
-            break
-        pieces.append(text[start : cut.start()])
-        start = cut.start()
-    pieces.append(text[start:])
-    return pieces
+def _write(path: Path, draft: Draft, *, row_tokens: int | None, padding_id: int) -> Stream:
+    with _published(path) as tokens, _published(path.with_suffix(".flags")) as flags:
+        writer = StreamWriter(tokens, flags, dtype=draft.dtype)
+        if row_tokens is None:
+            content = writer.write_all(draft)
+        else:
+            content = writer.write_rows(draft, row_tokens=row_tokens, padding_id=padding_id)
+    stream = Stream(
+        path=path,
+        dtype=draft.dtype.str,
+        row_tokens=row_tokens,
+        num_repeated=draft.num_added - content.num_documents - content.num_dropped,
+        content=content,
+    )
+    record = asdict(stream)
+    del record["path"]
+    with _published(path.with_suffix(".json")) as file:
+        file.write(json.dumps(record).encode())
+    return stream
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from uneven.layout import LogicalAxis, ModelLayout, ParallelPlan, Partition, segments_of
+from uneven.layout import LogicalAxis, ModelLayout, ParallelPlan, Partition, groups_of
 
 KV_HEADS = "kv_heads"
 """Stands beside the names of axes: a key and value head has no axis, it follows a group of query heads."""
@@ -33,13 +33,13 @@ def holdings_of(plan: ParallelPlan) -> tuple[Holding, ...]:
 
     Parameters held add up to more than the model where devices share a key and value head or a replicated weight.
     """
-    groups = {segment.members for spec in plan.structure.parameters for segment in segments_of(plan, spec)}
+    groups = set(groups_of(plan).values())
     return tuple(
         Holding(
             device,
             _held(replica.layout, device),
             replica.layout.local_elements(device),
-            sum(device in members for members in groups),
+            sum(device in group for group in groups),
         )
         for replica in plan.replicas
         for device in replica.layout.devices

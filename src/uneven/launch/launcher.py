@@ -17,9 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+import torch
+
 from uneven.comm import Store, Transport, serve_store
-from uneven.errors import RankFailed
-from uneven.launch.rank import Failure, Message, Program, RankSettings, is_users_mistake, run_rank
+from uneven.errors import UnevenError
+from uneven.launch.failure import Failure
+from uneven.launch.rank import Message, Program, RankSettings, run_rank
+from uneven.launch.site import Site
 from uneven.launch.zygote import interrupts_blocked, warm_up, zygote
 
 GRACE_S = 0.3
@@ -28,18 +32,39 @@ GRACE_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class LaunchSettings:
-    """How ranks run. `logs` is a folder for a file per rank, None the terminal.
-
-    On CUDA (`transport.torch_device` of "cuda") the i-th rank of this host has the i-th GPU.
-    """
+    """How ranks run. `logs` is a folder for a file per rank, None the terminal; `site` where else ranks run."""
 
     transport: Transport = field(default_factory=Transport)
     num_threads: int | None = None
     logs: Path | None = None
+    site: Site = field(default_factory=Site)
 
     def threads_for(self, num_ranks: int) -> int:
         """CPU threads for each rank: the given number, or an equal part of this machine's cores."""
         return self.num_threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
+
+    def transport_of(self, index: int) -> Transport:
+        """That of the `index`th rank of this host: it has the GPU of this number; where there are fewer, they share."""
+        device = self.transport.torch_device
+        if device == "cuda":
+            device = f"cuda:{index % max(1, torch.cuda.device_count())}"
+        return replace(self.transport, torch_device=device, host=self.site.address)
+
+
+def share_store(settings: LaunchSettings) -> tuple[Store | None, tuple[str, int]]:
+    """The store of a job where the first launcher serves it, and its host and port; called by all launchers."""
+    site = settings.site
+    host = site.hosts[0].address
+    store = serve_store(host, timeout_s=settings.transport.timeout_s) if site.is_first else None
+    port = site.peers.exchange(store.port if store else None)[0]
+    return store, (host, port)
+
+
+def name_rank(failure: Failure, device: int, *, devices: Sequence[int], where: str) -> Failure:
+    """A failure whose text says whose it is."""
+    rank = devices.index(device)
+    named = "" if rank == device else f" (device {device})"
+    return replace(failure, text=f"rank {rank} of {len(devices)}{named}{where} failed:\n{failure.text}")
 
 
 @dataclass(slots=True)
@@ -53,7 +78,10 @@ class _Rank:
 
 @final
 class Launcher:
-    """The processes of one job, `program(world, mailbox, *args)` in each; leaving it as a context ends them all."""
+    """A job's processes on this host, `program(world, mailbox, *args)` in each; leaving it as a context ends them.
+
+    `devices` are those of the whole job; the settings' site says which of them are here.
+    """
 
     def __init__(
         self, program: Program, args: tuple[Any, ...] = (), *, devices: Sequence[int], settings: LaunchSettings
@@ -67,51 +95,54 @@ class Launcher:
 
     def __enter__(self) -> Self:
         warm_up()
-        transport = self._settings.transport
-        self._store = serve_store(transport.host, timeout_s=transport.timeout_s)
+        settings = self._settings
+        here = settings.site.devices_here(self._devices)
+        self._store, store = share_store(settings)
+        if settings.logs is not None:
+            # Only now: where hosts share a disk, the first one has made the folder, and checked that it is new.
+            settings.logs.mkdir(parents=True, exist_ok=True)
         try:
             with interrupts_blocked():
-                for index, device in enumerate(self._devices):
-                    self._ranks.append(self._start(index, device, port=self._store.port))
+                for index, device in enumerate(here):
+                    rank_settings = RankSettings(
+                        device=device,
+                        devices=self._devices,
+                        store=store,
+                        transport=settings.transport_of(index),
+                        num_threads=settings.threads_for(len(here)),
+                        log=None if settings.logs is None else settings.logs / f"rank-{device}.log",
+                    )
+                    self._ranks.append(self._start(rank_settings))
         except BaseException:
             self.stop()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None:
+            # Before ranks end, whose peers would fail and seem to be the cause.
+            self._settings.site.peers.give_up(error)
         self.stop()
 
-    def _start(self, index: int, device: int, *, port: int) -> _Rank:
-        settings = self._settings
-        transport = settings.transport
-        if transport.torch_device == "cuda":
-            transport = replace(transport, torch_device=f"cuda:{index}")
-        rank_settings = RankSettings(
-            device=device,
-            devices=self._devices,
-            port=port,
-            transport=transport,
-            num_threads=settings.threads_for(len(self._devices)),
-            log=None if settings.logs is None else settings.logs / f"rank-{device}.log",
-        )
+    def _start(self, settings: RankSettings) -> _Rank:
         context = zygote()
         ours, theirs = context.Pipe()
         lifeline_theirs, lifeline = context.Pipe(duplex=False)
         process = context.Process(
             target=run_rank,
-            args=(rank_settings,),
+            args=(settings,),
             kwargs={
                 "connection": theirs,
                 "lifeline": lifeline_theirs,
                 "program": self._program,
                 "args": self._args,
             },
-            name=f"uneven-rank-{device}",
+            name=f"uneven-rank-{settings.device}",
         )
         process.start()
         theirs.close()
         lifeline_theirs.close()
-        return _Rank(device, process, ours, lifeline)
+        return _Rank(settings.device, process, ours, lifeline)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -128,20 +159,24 @@ class Launcher:
     def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
         """What the ranks post, and each one's `result`, until all have ended.
 
-        Raises RankFailed with the traceback of the rank that failed first, after ending all others; the rank's own
-        error instead where it ended over the user's input; TimeoutError if nothing comes for `timeout_s`.
+        Raises RankFailed with the traceback of the rank that failed first, of any host, after ending all others; the
+        rank's own error instead where it ended over the user's input; TimeoutError if nothing comes for `timeout_s`.
         """
+        peers = self._settings.site.peers
         while waiting := [rank for rank in self._ranks if not rank.is_done]:
-            ready = mp_connection.wait([x for r in waiting for x in (r.connection, r.process.sentinel)], timeout_s)
+            lines = [x for r in waiting for x in (r.connection, r.process.sentinel)] + peers.lines
+            ready = mp_connection.wait(lines, timeout_s)
             if not ready:
                 raise TimeoutError(f"no rank of {[rank.device for rank in waiting]} has reported for {timeout_s} s")
             for rank in waiting:
                 if rank.connection in ready or rank.process.sentinel in ready:
                     message = self._receive(rank)
                     if message.kind == "error":
-                        self._fail(rank, message.payload)
+                        raise self._fail({rank.device: message.payload})
                     rank.is_done = message.kind == "result"
                     yield message
+            if peers.hear(ready):
+                raise self._fail({})
 
     def _receive(self, rank: _Rank) -> Message:
         """The next message of a rank that has one or is dead; a death without a word is an error message too."""
@@ -159,10 +194,10 @@ class Launcher:
             text = f"the process ended by {how} without a traceback{self._last_words(rank.device)}"
             return Message(rank.device, "error", Failure(0.0, text))
 
-    def _fail(self, reporter: _Rank, failure: Failure) -> None:
-        failures = [(failure, reporter)]
+    def _fail(self, failures: dict[int, Failure]) -> UnevenError:
+        """End all ranks; the error to raise. `failures`, by device, are those seen so far."""
         deadline = time.monotonic() + GRACE_S
-        while others := [r for r in self._ranks if not r.is_done and all(r is not seen for _, seen in failures)]:
+        while others := [r for r in self._ranks if not r.is_done and r.device not in failures]:
             ready = mp_connection.wait([r.connection for r in others], max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
@@ -171,16 +206,12 @@ class Launcher:
                     message = self._receive(other)
                     other.is_done = message.kind == "result"
                     if message.kind == "error":
-                        failures.append((message.payload, other))
-        # A process that ended without a word has time 0: its peers' errors are consequences.
-        first, culprit = min(failures, key=lambda entry: entry[0].time_s)
+                        failures[other.device] = message.payload
         self.stop()
-        if is_users_mistake(first) and first.error is not None:
-            raise first.error
-        rank = self._devices.index(culprit.device)
-        device = "" if rank == culprit.device else f" (device {culprit.device})"
-        text = first.text.rstrip()
-        raise RankFailed(f"rank {rank} of {len(self._devices)}{device} failed:\n{text}") from first.error
+        peers = self._settings.site.peers
+        return peers.settle(
+            [name_rank(f, device, devices=self._devices, where=peers.where) for device, f in failures.items()]
+        )
 
     def _last_words(self, device: int) -> str:
         if self._settings.logs is None:

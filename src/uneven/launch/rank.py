@@ -16,16 +16,20 @@ from typing import Any, final
 import torch
 
 from uneven.comm import Transport, World, connect_store
-from uneven.errors import InputError, UnevenError
+from uneven.errors import UnevenError
+from uneven.launch.failure import Failure
 
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """One rank's place in the job. `log` receives everything the process prints; None leaves it on the terminal."""
+    """One rank's place in the job. `store` is where all ranks meet: host and port.
+
+    `log` receives everything the process prints; None leaves it on the terminal.
+    """
 
     device: int
     devices: tuple[int, ...]
-    port: int
+    store: tuple[str, int]
     transport: Transport
     num_threads: int
     log: Path | None
@@ -38,15 +42,6 @@ class Message:
     device: int
     kind: str
     payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a rank ended: when (monotonic seconds of this host), its traceback, and the error if it was one of ours."""
-
-    time_s: float
-    text: str
-    error: UnevenError | None = None
 
 
 @final
@@ -83,25 +78,31 @@ def run_rank(
     threading.Thread(target=_die_with_launcher, args=(lifeline,), daemon=True).start()
     if settings.log is not None:
         _redirect_output(settings.log)
-    torch.set_num_threads(settings.num_threads)
-    mailbox = Mailbox(settings.device, connection)
-    status = 1
+    is_done = False
     try:
-        transport = settings.transport
-        store = connect_store(transport.host, settings.port, timeout_s=transport.timeout_s)
-        world = World(settings.device, settings.devices, store=store, transport=transport)
-        mailbox.post(program(world, mailbox, *args), kind="result")
-        status = 0
-    except BaseException as error:
-        text = traceback.format_exc()
-        if settings.log is not None:
-            print(text, file=sys.stderr, flush=True)
-        mailbox.post(Failure(time.monotonic(), text, _portable(error)), kind="error")
+        is_done = run_program(settings, Mailbox(settings.device, connection), program=program, args=args)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         # Without torch's teardown, which may wait for peers that are gone.
-        os._exit(status)
+        os._exit(0 if is_done else 1)
+
+
+def run_program(settings: RankSettings, mailbox: Mailbox, *, program: Program, args: tuple[Any, ...]) -> bool:
+    """Join the job, run the program, and post its result or why there is none; whether there is one."""
+    torch.set_num_threads(settings.num_threads)
+    try:
+        store = connect_store(*settings.store, timeout_s=settings.transport.timeout_s)
+        world = World(settings.device, settings.devices, store=store, transport=settings.transport)
+        mailbox.post(program(world, mailbox, *args), kind="result")
+    except BaseException as error:
+        now = time.time()
+        text = traceback.format_exc()
+        if settings.log is not None:
+            print(text, file=sys.stderr, flush=True)
+        mailbox.post(Failure(now, text, _portable(error)), kind="error")
+        return False
+    return True
 
 
 def _portable(error: BaseException) -> UnevenError | None:
@@ -113,11 +114,6 @@ def _portable(error: BaseException) -> UnevenError | None:
     except Exception:  # anything may be raised by what a subclass holds; its traceback is sent all the same
         return None
     return copy if isinstance(copy, UnevenError) else None
-
-
-def is_users_mistake(failure: Failure) -> bool:
-    """Whether a rank ended over its input and not over a fault."""
-    return isinstance(failure.error, InputError)
 
 
 def _die_with_launcher(lifeline: Connection) -> None:

@@ -4,16 +4,22 @@ May import nothing but `errors`.
 """
 
 from uneven.layout.axis import LogicalAxis
+from uneven.layout.grouping import MAX_GROUPS_PER_DEVICE, groups_of
 from uneven.layout.model import ModelLayout, ModelStructure, ParameterSpec
 from uneven.layout.partition import Interval, Partition, apportion
 from uneven.layout.placement import Band, Placement, Replicate, Shard
 from uneven.layout.plan import ParallelPlan, ReplicaPlan, read_plan
-from uneven.layout.segments import Segment, segments_of
+from uneven.layout.segments import Members, Segment, bundle_sizes, bundles_of, segments_of
+from uneven.layout.shards import Copies, StateShard, shards_of
+from uneven.layout.slabs import Slab, slabs_of
 
 __all__ = [
+    "MAX_GROUPS_PER_DEVICE",
     "Band",
+    "Copies",
     "Interval",
     "LogicalAxis",
+    "Members",
     "ModelLayout",
     "ModelStructure",
     "ParallelPlan",
@@ -24,7 +30,14 @@ __all__ = [
     "Replicate",
     "Segment",
     "Shard",
+    "Slab",
+    "StateShard",
     "apportion",
+    "bundle_sizes",
+    "bundles_of",
+    "groups_of",
     "read_plan",
     "segments_of",
+    "shards_of",
+    "slabs_of",
 ]

@@ -49,6 +49,12 @@ class ParameterSpec:
     def num_elements(self) -> int:
         return prod(self.shape)
 
+    def count(self, ranges: tuple[Interval, ...] | None) -> int:
+        """How many elements lie in `ranges` along the divided dimension; all of them for None."""
+        if ranges is None or not isinstance(self.placement, Shard):
+            return self.num_elements
+        return self.num_elements // self.shape[self.placement.dim] * sum(stop - start for start, stop in ranges)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelStructure:

@@ -38,8 +38,8 @@ class Band:
 
     def blocks(self, blocks: Interval) -> Interval:
         """The elements along the dimension that a run of blocks covers."""
-        start, stop = (min(block * self.block, self.size) for block in blocks)
-        return self.offset + start, self.offset + stop
+        start, stop = blocks
+        return self.offset + min(start * self.block, self.size), self.offset + min(stop * self.block, self.size)
 
 
 @dataclass(frozen=True, slots=True)

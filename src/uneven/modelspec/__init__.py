@@ -3,24 +3,31 @@
 from uneven.modelspec.families import FAMILIES
 from uneven.modelspec.read import (
     DEFAULT_MODEL,
-    WEIGHTS,
-    WEIGHTS_INDEX,
     ModelSpec,
     find_weights,
     parse_model,
     read_model,
 )
+from uneven.modelspec.sources import Piece, Source, assemble, pieces_of, sources_of
+from uneven.modelspec.stored import BytesRead, StoredTensor, StoredWeights, read_stored
 from uneven.modelspec.structure import HEAD, ExpertDivision
 
 __all__ = [
     "DEFAULT_MODEL",
     "FAMILIES",
     "HEAD",
-    "WEIGHTS",
-    "WEIGHTS_INDEX",
+    "BytesRead",
     "ExpertDivision",
     "ModelSpec",
+    "Piece",
+    "Source",
+    "StoredTensor",
+    "StoredWeights",
+    "assemble",
     "find_weights",
     "parse_model",
+    "pieces_of",
     "read_model",
+    "read_stored",
+    "sources_of",
 ]

@@ -13,11 +13,11 @@ from uneven.errors import ModelError
 from uneven.layout import ModelStructure
 from uneven.modelspec.families import BY_PLAN, FAMILIES
 from uneven.modelspec.settings import Settings
+from uneven.modelspec.stored import WEIGHTS, WEIGHTS_INDEX
 from uneven.modelspec.structure import ExpertDivision, build_structure
 
 DEFAULT_MODEL = Path(__file__).parent.parent / "presets" / "llama-1m" / "config.json"
 
-WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 RANDOM = re.compile("dropout|pdrop|layerdrop|jitter")
 """Keys of what would draw other random numbers on each device; a classifier's dropout is not used here."""
@@ -100,6 +100,8 @@ def read_model(path: Path, *, experts: ExpertDivision | None = None, by_plan: By
     """The model of a `config.json`, or of the folder that holds one."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
+        if (path / "adapter_config.json").is_file():
+            raise ModelError(f"model: {path} holds an adapter without its model; merge it into the model first")
         raise ModelError(f"model: expected a config.json or a folder that holds one, found nothing at {file}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -1,6 +1,8 @@
 """Optimizers for divided models, and learning-rate schedules."""
 
 from uneven.optim.adamw import AdamW
+from uneven.optim.gather import PURPOSE
 from uneven.optim.schedule import Decay, Schedule
+from uneven.optim.sharded import ShardedOptimizer
 
-__all__ = ["AdamW", "Decay", "Schedule"]
+__all__ = ["PURPOSE", "AdamW", "Decay", "Schedule", "ShardedOptimizer"]

@@ -49,7 +49,10 @@ def describe(model: PreTrainedModel) -> ModelStructure:
         placements |= placed
     parameters = tuple(
         ParameterSpec(
-            name, tuple(parameter.shape), placements.get(name, Replicate("copied")), _init(model, name, parameter)
+            name,
+            tuple(parameter.shape),
+            placements.get(name, Replicate("copied")),
+            _init(model, name, parameter=parameter),
         )
         for name, parameter in model.named_parameters()
     )
@@ -145,7 +148,7 @@ def _heads(
     }
 
 
-def _init(model: PreTrainedModel, name: str, parameter: torch.Tensor) -> Init:
+def _init(model: PreTrainedModel, name: str, *, parameter: torch.Tensor) -> Init:
     """How transformers starts a parameter: matrices normal; a vector as the family's own rule leaves it."""
     module = model.get_submodule(name.rpartition(".")[0])
     if parameter.ndim > 1 or isinstance(module, nn.Linear):

@@ -23,7 +23,7 @@ def fill_random(model: PreTrainedModel, layout: ModelLayout, *, spec: ModelSpec,
         for parameter_spec in layout.structure.parameters:
             target = parameters[parameter_spec.name]
             if parameter_spec.init == "normal":
-                target.copy_(_normal(parameter_spec, layout, device=device, seed=seed) * spec.init_std)
+                target.copy_(_normal(parameter_spec, layout, device=device, seed=seed).mul_(spec.init_std))
             else:
                 target.fill_(1.0 if parameter_spec.init == "ones" else 0.0)
     if spec.pad_token_id is not None:
@@ -40,14 +40,17 @@ def _normal(spec: ParameterSpec, layout: ModelLayout, *, device: int, seed: int)
         wanted, columns = [(0, rows)], ranges
     width = max(1, torch.Size(rest).numel())
     block_rows = max(1, ELEMENTS_PER_BLOCK // width)
-    parts = []
+    local = torch.empty(layout.local_shape(spec, device))
+    filled = 0
     for start, stop in wanted:
         for block in range(start // block_rows, -(-stop // block_rows)):
             first = block * block_rows
             drawn = _draw((min(block_rows, rows - first), *rest), seed=seed, name=spec.name, block=block)
             part = drawn[max(start - first, 0) : stop - first]
-            parts.append(part if columns is None else take_ranges(part, spec, ranges=columns))
-    return torch.cat(parts) if parts else torch.empty(0, *rest)
+            local[filled : filled + len(part)] = part if columns is None else take_ranges(part, spec, ranges=columns)
+            filled += len(part)
+            del drawn, part  # before the next block is drawn
+    return local
 
 
 def _draw(shape: tuple[int, ...], *, seed: int, name: str, block: int) -> torch.Tensor:

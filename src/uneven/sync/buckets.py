@@ -1,18 +1,28 @@
 """Where this rank's gradients lie in the flat buffers that are reduced, in an order that every rank derives alike.
 
 Parameters fill buckets by their full sizes in reverse order of registration, about the order in which backward
-finishes them. Within a bucket there is one buffer for each set of members, in ascending order.
+finishes them. Within a bucket there is one buffer for each group, in ascending order, and in a buffer the part of
+one set of members follows that of another. A device of the group that doesn't hold a part leaves it zero.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 
 import torch
 
 from uneven.comm import Group, World
-from uneven.layout import Interval, ModelLayout, ParallelPlan, ParameterSpec, Segment, Shard, segments_of
+from uneven.layout import (
+    Interval,
+    Members,
+    ModelLayout,
+    ParallelPlan,
+    ParameterSpec,
+    Segment,
+    groups_of,
+    segments_of,
+    slabs_of,
+)
 
 PURPOSE = "grad"
 
@@ -34,10 +44,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Gradients, one after the other, that the members of `group` sum."""
+    """Gradients, one after the other, that `group` sums; `parts` are the views that this device holds, by members."""
 
     group: Group
     flat: torch.Tensor
+    parts: dict[Members, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +59,15 @@ class Bucket:
     pieces: dict[str, tuple[Piece, ...]]
 
 
-def build_buckets(plan: ParallelPlan, world: World, *, bucket_bytes: int, dtype: torch.dtype) -> tuple[Bucket, ...]:
+def build_buckets(
+    plan: ParallelPlan, world: World, *, bucket_bytes: int, max_groups: int, dtype: torch.dtype
+) -> tuple[Bucket, ...]:
     """This rank's buckets. Called by every rank of the plan, since it builds the groups."""
-    return tuple(_build(plan, specs, world=world, dtype=dtype) for specs in _fill(plan, bucket_bytes // dtype.itemsize))
+    groups = groups_of(plan, max_groups=max_groups)
+    return tuple(
+        _build(plan, specs, groups=groups, world=world, dtype=dtype)
+        for specs in _fill(plan, bucket_bytes // dtype.itemsize)
+    )
 
 
 def _fill(plan: ParallelPlan, bucket_elements: int) -> Iterator[list[ParameterSpec]]:
@@ -66,51 +83,44 @@ def _fill(plan: ParallelPlan, bucket_elements: int) -> Iterator[list[ParameterSp
         yield bucket
 
 
-def _build(plan: ParallelPlan, specs: list[ParameterSpec], *, world: World, dtype: torch.dtype) -> Bucket:
+def _build(
+    plan: ParallelPlan,
+    specs: list[ParameterSpec],
+    *,
+    groups: Mapping[Members, Members],
+    world: World,
+    dtype: torch.dtype,
+) -> Bucket:
     layout = plan.layout_of(world.device)
-    by_members: defaultdict[tuple[int, ...], list[tuple[ParameterSpec, Segment]]] = defaultdict(list)
+    by_group: defaultdict[Members, list[tuple[ParameterSpec, Segment]]] = defaultdict(list)
     for spec in specs:
         for segment in segments_of(plan, spec):
-            if world.device in segment.members:
-                by_members[segment.members].append((spec, segment))
+            if world.device in groups[segment.members]:
+                by_group[groups[segment.members]].append((spec, segment))
     buffers = []
     pieces: dict[str, list[Piece]] = {spec.name: [] for spec in specs}
-    for members, entries in sorted(by_members.items()):
-        views = [
-            (spec, segment, _local_runs(spec, segment, layout=layout, device=world.device)) for spec, segment in entries
-        ]
-        size = sum(prod(shape) for _, _, runs in views for _, _, shape in runs)
+    for devices, entries in sorted(by_group.items()):
+        size = sum(spec.count(segment.ranges) for spec, segment in entries)
         flat = torch.zeros(size, dtype=dtype, device=world.torch_device)
-        buffers.append(Buffer(world.group(members, purpose=PURPOSE), flat))
+        spans: dict[Members, Interval] = {}
         offset = 0
-        for spec, segment, runs in views:
-            for dim, start, shape in runs:
-                view = flat[offset : offset + prod(shape)].view(shape)
-                offset += prod(shape)
-                is_counted = world.device in segment.contributors
-                pieces[spec.name].append(Piece(dim, start, shape[dim], view, is_counted))
+        for spec, segment in sorted(entries, key=lambda entry: entry[1].members):
+            stop = offset + spec.count(segment.ranges)
+            if world.device in segment.members:
+                pieces[spec.name] += _pieces(spec, segment, flat=flat[offset:stop], layout=layout, device=world.device)
+                spans[segment.members] = (spans.get(segment.members, (offset, stop))[0], stop)
+            offset = stop
+        parts = {members: flat[start:stop] for members, (start, stop) in spans.items()}
+        buffers.append(Buffer(world.group(devices, purpose=PURPOSE), flat, parts))
     return Bucket(tuple(buffers), {name: tuple(found) for name, found in pieces.items()})
 
 
-def _local_runs(
-    spec: ParameterSpec, segment: Segment, *, layout: ModelLayout, device: int
-) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(dim, start, shape) in the local tensor of each range of a segment, in the order of the segment."""
-    if segment.ranges is None or not isinstance(spec.placement, Shard):
-        return [(0, 0, spec.shape)]
-    dim = spec.placement.dim
-    held = layout.spec_ranges(spec, device) or ()
-    return [
-        (dim, _local_offset(held, start), (*spec.shape[:dim], stop - start, *spec.shape[dim + 1 :]))
-        for start, stop in segment.ranges
-    ]
-
-
-def _local_offset(held: tuple[Interval, ...], element: int) -> int:
-    """The local index of a full element, among the ranges that a rank holds."""
+def _pieces(
+    spec: ParameterSpec, segment: Segment, *, flat: torch.Tensor, layout: ModelLayout, device: int
+) -> Iterator[Piece]:
+    """The pieces of a segment, laid into `flat` one after the other."""
     offset = 0
-    for start, stop in held:
-        if start <= element < stop:
-            return offset + element - start
-        offset += stop - start
-    raise AssertionError(f"element {element} is not among the ranges {held}")
+    for slab in slabs_of(spec, segment, layout=layout, device=device):
+        view = flat[offset : offset + slab.num_elements].view(slab.shape)
+        offset += slab.num_elements
+        yield Piece(slab.dim, slab.start, slab.shape[slab.dim], view, device in segment.contributors)

@@ -4,6 +4,7 @@ Every device of every replica takes part at its full bandwidth, and sends what a
 of its own gradients sends. Collectives only sum; the loss is already divided by the global number of tokens.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import final
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from uneven.comm import Pending, World
 from uneven.errors import InputError, LayoutError
-from uneven.layout import ParallelPlan
+from uneven.layout import MAX_GROUPS_PER_DEVICE, Members, ParallelPlan
 from uneven.sync.buckets import PURPOSE, Bucket, Piece, build_buckets
 
 BUCKET_BYTES = 25 * 2**20
@@ -21,14 +22,17 @@ NORM_BLOCK = 4096
 
 @final
 class Gradients:
-    """The reduced gradients of this rank's part of the model. Valid until the reducer's next `begin`."""
+    """The reduced gradients of this rank's part of the model.
+
+    Valid until the reducer's next `begin`, or until an optimizer's step, which puts new values in their place.
+    """
 
     def __init__(self, buckets: tuple[Bucket, ...], world: World) -> None:
         self._buckets = buckets
         self._world = world
 
     def squared_norm(self) -> torch.Tensor:
-        """This rank's part of the squared global norm, float64: each element counts on the first of its members."""
+        """This rank's part of the squared global norm, float64: each element counts on the first of its group."""
         total = torch.zeros((), dtype=torch.float64, device=self._world.torch_device)
         for bucket in self._buckets:
             for buffer in bucket.buffers:
@@ -52,6 +56,15 @@ class Gradients:
         """Gradients of the local shapes, in the reduction's precision."""
         return {name: _assemble(pieces) for bucket in self._buckets for name, pieces in bucket.pieces.items() if pieces}
 
+    def by_members(self) -> dict[Members, list[torch.Tensor]]:
+        """For each set of members that this rank is in, flat views that are its bundle end to end."""
+        found: defaultdict[Members, list[torch.Tensor]] = defaultdict(list)
+        for bucket in self._buckets:
+            for buffer in bucket.buffers:
+                for members, part in buffer.parts.items():
+                    found[members].append(part)
+        return dict(found)
+
 
 def _squared_norm(flat: torch.Tensor) -> torch.Tensor:
     """Float64, from the norms of blocks: 1e-8 from a sum in float64, which takes a copy and 8 to 20 times as long."""
@@ -74,17 +87,29 @@ class GradReducer:
     Constructed by every rank. A step is `begin(num_backwards)`, that many backward passes (replicas may differ, and
     may have none), then `finish()`. Between them a parameter's `.grad` is taken into the buffers and set to None.
     Gradients accumulate and reduce in fp32, or fp64 for a model in fp64. A backward pass beyond those announced raises
-    InputError, since its gradients would miss the sum.
+    InputError, since its gradients would miss the sum. A device joins at most `max_groups` groups.
     """
 
-    def __init__(self, model: nn.Module, plan: ParallelPlan, *, world: World, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: ParallelPlan,
+        *,
+        world: World,
+        bucket_bytes: int = BUCKET_BYTES,
+        max_groups: int = MAX_GROUPS_PER_DEVICE,
+    ) -> None:
         if set(plan.devices) != set(world.devices):
             raise LayoutError(f"the plan has the devices {list(plan.devices)}, this job {list(world.devices)}")
         parameters = dict(model.named_parameters())
         is_double = any(parameter.dtype == torch.float64 for parameter in parameters.values())
         self._world = world
         self._buckets = build_buckets(
-            plan, world, bucket_bytes=bucket_bytes, dtype=torch.float64 if is_double else torch.float32
+            plan,
+            world,
+            bucket_bytes=bucket_bytes,
+            max_groups=max_groups,
+            dtype=torch.float64 if is_double else torch.float32,
         )
         self._num_backwards = 0
         self._missing: list[int] = []

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from uneven.train.inputs import model_inputs
 from uneven.train.job import Job
 from uneven.train.records import Check
 
@@ -31,14 +32,14 @@ def check_folder(job: Job, folder: Path, *, device: torch.device) -> Check:
 @torch.no_grad()
 def heldout_loss(job: Job, model: PreTrainedModel) -> float:
     """Mean loss in nats per token on the held-out sequences that the trainer evaluates."""
-    reader = job.dataset.open()
-    count = min(job.config.eval.sequences, job.dataset.num_heldout)
+    heldout = job.dataset.heldout.open()
+    indices = range(min(job.config.eval.sequences, job.dataset.num_heldout))
+    num_tokens = max(heldout.num_targets(indices), 1)
     total = 0.0
-    for index in range(count):
-        tokens = torch.from_numpy(np.stack([reader.heldout(index)])).to(model.device)
-        targets = tokens[:, 1:].contiguous()
-        total += float(model(input_ids=tokens[:, :-1], labels=targets, shift_labels=targets, use_cache=False).loss)
-    return total / count
+    for index in indices:
+        inputs = model_inputs(heldout.rows([index]), device=model.device)
+        total += float(model(**inputs, num_items_in_batch=num_tokens).loss)
+    return total
 
 
 def generate(job: Job, model: PreTrainedModel) -> str:

@@ -6,10 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from uneven.config import TrainConfig
-from uneven.data import Corpus, TokenDataset, Tokenizer, load_tokenizer, prepare_dataset, read_corpus
+from uneven.data import (
+    Corpus,
+    Fields,
+    Packing,
+    TokenDataset,
+    Tokenizer,
+    load_tokenizer,
+    prepare_dataset,
+    read_corpus,
+)
 from uneven.errors import ConfigError, DataError, PlanError
 from uneven.layout import ModelStructure, ParallelPlan, read_plan
-from uneven.modelspec import DEFAULT_MODEL, ExpertDivision, ModelSpec, find_weights, read_model
+from uneven.modelspec import ExpertDivision, ModelSpec, assemble, find_weights, read_model, read_stored
+from uneven.train.origin import Announce, find_model
+from uneven.train.tensorboard import check_tensorboard
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -17,7 +28,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """The part of a job that needs no data. `weights` is the folder that training starts from, None for random ones."""
+    """The part of a job that needs no data. `weights` is the folder that training starts from, None for random ones.
+
+    `config` has its learning rates as numbers.
+    """
 
     config: TrainConfig
     spec: ModelSpec
@@ -28,11 +42,12 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every rank of a training job is told."""
+    """What every rank of a training job is told. `heldout` is None where the end of the corpus is held out."""
 
     design: Design
     dataset: TokenDataset
     corpus: Corpus
+    heldout: Corpus | None
 
     @property
     def config(self) -> TrainConfig:
@@ -42,34 +57,42 @@ class Job:
     def plan(self) -> ParallelPlan:
         return self.design.plan
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Target tokens in the global batch; packed sequences have no others."""
-        return self.config.train.global_batch * self.config.train.seq_len
+    def batch_numbers(self, step: int) -> range:
+        """The global sample numbers of step 1, 2, ..."""
+        batch = self.config.train.global_batch
+        return range((step - 1) * batch, step * batch)
 
     def sample_numbers(self, step: int, *, replica: int) -> range:
-        """The global sample numbers that a replica uses in step 1, 2, ...; those of all replicas are consecutive."""
-        batch = self.config.train.global_batch
-        mine = self.plan.batch_range(replica, global_batch=batch)
-        return range((step - 1) * batch + mine.start, (step - 1) * batch + mine.stop)
+        """Those of them that a replica uses; those of all replicas are consecutive."""
+        mine = self.plan.batch_range(replica, global_batch=self.config.train.global_batch)
+        return self.batch_numbers(step)[mine.start : mine.stop]
 
 
-def design_job(config: TrainConfig) -> Design:
-    """Read the model and tokenizer, make or read the plan, and check that they fit. Raises InputErrors."""
-    spec = read_model(config.model or DEFAULT_MODEL, experts=_expert_division(config), by_plan=_describe)
+def design_job(config: TrainConfig, *, announce: Announce = print) -> Design:
+    """Read the model and tokenizer, make or read the plan, and check that they fit. Raises InputErrors.
+
+    Weights are checked by their headers. `announce` is told what takes long.
+    """
+    if config.log.tensorboard:
+        check_tensorboard()
+    model = find_model(config.model, cache=_home(config.data.cache), announce=announce)
+    spec = read_model(model, experts=_expert_division(config), by_plan=_describe)
     seq_len = config.train.seq_len
     if spec.max_positions is not None and seq_len > spec.max_positions:
         raise ConfigError(
             f"train.seq_len is {seq_len}, the model allows at most {spec.max_positions} (max_position_embeddings)"
         )
-    tokenizer = load_tokenizer(config.tokenizer or _own_tokenizer(config.model))
+    tokenizer = load_tokenizer(config.tokenizer or _own_tokenizer(model))
     if tokenizer.vocab_size > spec.vocab_size:
         raise ConfigError(
             f"tokenizer {tokenizer.source!r} has {tokenizer.vocab_size} tokens, the model's vocabulary only "
             f"{spec.vocab_size} (vocab_size); use a model with at least {tokenizer.vocab_size}"
         )
     _check_prompt(tokenizer, config.sample.prompt)
-    weights = None if config.model is None else find_weights(config.model)
+    weights = find_weights(model)
+    if weights is not None:
+        assemble(spec.structure, read_stored(weights))
+    config = config.with_learning_rate(has_weights=weights is not None)
     return Design(config, spec, weights, make_plan(config, spec), tokenizer)
 
 
@@ -96,21 +119,23 @@ def _check_prompt(tokenizer: Tokenizer, prompt: str) -> None:
         raise ConfigError(f"sample.prompt: {error}") from None
 
 
-def _own_tokenizer(model: Path | None) -> str:
+def _own_tokenizer(model: Path) -> str:
     """The tokenizer in a model's folder, or the bytes where it has none."""
-    return str(model) if model is not None and (model / "tokenizer.json").is_file() else "byte"
+    return str(model) if (model / "tokenizer.json").is_file() else "byte"
 
 
 def prepare_job(design: Design, *, progress: Progress | None = None) -> Job:
     """Read and tokenise the corpus. Raises DataError."""
-    config = design.config
-    corpus = read_corpus(config.data.paths)
+    config, data = design.config, design.config.data
+    fields = Fields(data.text_field, data.messages_field)
+    corpus = read_corpus(data.paths, fields=fields)
+    heldout = read_corpus(data.heldout_paths, fields=fields) if data.heldout_paths else None
     dataset = prepare_dataset(
         corpus,
         design.tokenizer,
-        seq_len=config.train.seq_len,
-        holdout=config.data.holdout,
-        cache=_home(config.data.cache),
+        heldout=heldout,
+        packing=Packing(config.train.seq_len, data.holdout, data.restart_at_documents),
+        cache=_home(data.cache),
         progress=progress,
     )
     if dataset.num_train < config.train.global_batch:
@@ -118,7 +143,7 @@ def prepare_job(design: Design, *, progress: Progress | None = None) -> Job:
             f"the corpus gives {dataset.num_train} training sequences of {config.train.seq_len} tokens, a step needs "
             f"train.global_batch = {config.train.global_batch} of them"
         )
-    return Job(design, dataset, corpus)
+    return Job(design, dataset, corpus, heldout)
 
 
 def _home(path: Path) -> Path:

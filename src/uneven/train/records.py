@@ -1,6 +1,10 @@
 """What a training job reports: the messages that cross from ranks to the launcher. Loads no torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+PROFILE = "profile"
+"""The folder of a run where each rank's trace lies, where traces were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,22 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The held-out loss after a step, and how long it took."""
+
+    step: int
+    heldout_loss: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """How training ended: after `last_step`, of which `num_skipped` had non-finite gradients."""
+    """How training ended: after `last_step`, with `num_tokens` targets learnt from, not counting `num_skipped` steps
+    that had non-finite gradients."""
 
     last_step: int
     num_skipped: int
+    num_tokens: int
     heldout_loss: float
     num_heldout: int
     is_stopped: bool
@@ -41,3 +56,13 @@ class Check:
     reloaded_loss: float | None = None
     text: str | None = None
     problem: str | None = None
+
+
+def trace_file(folder: Path, device: int) -> Path:
+    """Where the rank of a device writes its trace in a run's folder."""
+    return folder / PROFILE / f"rank-{device}.json"
+
+
+def find_traces(folder: Path) -> list[str]:
+    """The traces in a run's folder, by their names in it."""
+    return sorted(path.relative_to(folder).as_posix() for path in (folder / PROFILE).glob("rank-*.json"))

@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -18,25 +18,37 @@ import torch
 from uneven.comm import Transport
 from uneven.draw import draw_loss, draw_plan
 from uneven.errors import ConfigError, InputError, NonFiniteGradient
+from uneven.launch.inline import InlineRank
 from uneven.launch.launcher import Launcher, LaunchSettings
+from uneven.launch.site import Site
+from uneven.modelspec import BytesRead
 from uneven.train.job import Job
 from uneven.train.program import MODEL, PARTIAL, STOP, train_rank
-from uneven.train.records import Check, Outcome, Started, StepRecord
+from uneven.train.records import Check, Evaluation, Outcome, Started, StepRecord, find_traces
+from uneven.train.tensorboard import EventFiles
 
-Event = Started | StepRecord | Outcome | Check
+Event = Started | StepRecord | Evaluation | Outcome | Check
+TENSORBOARD = "tensorboard"
+"""The folder of a run where TensorBoard's event files lie."""
 
 
 @final
 class TrainingRun:
-    """One run of a job in a new folder. Iterating over it trains, and gives what happens as it happens."""
+    """One run of a job in a new folder. Iterating over it trains, and gives what happens as it happens.
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        _check_accelerators(job)
+    On several hosts each has one; the first writes the folder and hears what happens, the others add their ranks' logs.
+    """
+
+    def __init__(self, job: Job, folder: Path, *, site: Site | None = None) -> None:
         self.job = job
         self.folder = folder
-        self._launcher: Launcher | None = None
+        self.site = site or Site()
+        self._transport = choose_transport(job, self.site)
+        self._launcher: Launcher | InlineRank | None = None
         self._wants_stop = False
         self._curve: list[tuple[int, float]] = []
+        self._bytes_read: dict[int, BytesRead] = {}
+        self._heldout: list[tuple[int, float]] = []
 
     def request_stop(self) -> None:
         """Let every rank end after its current step, and save. May be called from a signal handler."""
@@ -48,16 +60,19 @@ class TrainingRun:
         """Train. Raises RankFailed, or NonFiniteGradient once the model has been saved."""
         config = self.job.config
         settings = LaunchSettings(
-            Transport("gloo" if config.device == "cpu" else "nccl", config.device, timeout_s=config.launch.timeout_s),
+            self._transport,
             num_threads=config.launch.threads,
-            logs=self.folder / "logs",
+            logs=None if self.site.is_rank else self.folder / "logs",
+            site=self.site,
         )
+        ranks = InlineRank if self.site.is_rank else Launcher
+        has_events = config.log.tensorboard and self.site.is_first
         began = time.perf_counter()
         outcome: Outcome | None = None
         with (
-            self._new_folder(),
-            (self.folder / "metrics.jsonl").open("w") as metrics,
-            Launcher(
+            self._new_folder() as metrics,
+            EventFiles(self.folder / TENSORBOARD) if has_events else nullcontext() as event_files,
+            ranks(
                 train_rank, (self.job, self.folder), devices=self.job.plan.devices, settings=settings
             ) as self._launcher,
         ):
@@ -66,15 +81,22 @@ class TrainingRun:
             for message in self._launcher.messages():
                 if message.kind != "post":
                     continue
+                if isinstance(message.payload, BytesRead):
+                    self._bytes_read[message.device] = message.payload
+                    continue
                 event: Event = message.payload
-                if isinstance(event, StepRecord):
+                if isinstance(event, StepRecord | Evaluation):
                     self._log(event, metrics)
+                    if event_files is not None:
+                        event_files.add(event)
                 elif isinstance(event, Outcome):
                     outcome = event
                     self._conclude(event, Check(), time_s=time.perf_counter() - began)
                 elif isinstance(event, Check) and outcome is not None:
                     self._conclude(outcome, event, time_s=time.perf_counter() - began)
                 yield event
+            # The job ends on all hosts together: till then each hears of what fails on another.
+            self.site.peers.exchange("done")
         if outcome is not None and outcome.nonfinite_in_row >= config.train.max_nonfinite:
             raise NonFiniteGradient(
                 f"stopped after step {outcome.last_step}: gradients were not finite in {outcome.nonfinite_in_row} "
@@ -83,11 +105,17 @@ class TrainingRun:
             )
 
     @contextmanager
-    def _new_folder(self) -> Iterator[None]:
-        """The run's folder; gone again if the ranks refuse their input before a step, and never with half a model."""
+    def _new_folder(self) -> Iterator[IO[str] | None]:
+        """The run's folder and metrics; gone again if the ranks refuse their input before a step, and never with half a
+        model. It is the first host's alone.
+        """
+        if not self.site.is_first:
+            yield None
+            return
         self._lay_out()
         try:
-            yield
+            with (self.folder / "metrics.jsonl").open("w") as metrics:
+                yield metrics
         except InputError:
             if not self._curve:
                 shutil.rmtree(self.folder)
@@ -103,7 +131,6 @@ class TrainingRun:
             raise ConfigError(f"--out {self.folder}: exists already; a run needs a new folder") from None
         except OSError as error:
             raise ConfigError(f"--out {self.folder}: can't make this folder: {error.strerror}") from None
-        (self.folder / "logs").mkdir()
         (self.folder / PARTIAL).mkdir()
         _write_json(self.folder / "config.json", self.job.config.model_dump(mode="json"))
         _write_json(self.folder / "data.json", self._describe_data())
@@ -112,27 +139,36 @@ class TrainingRun:
 
     def _describe_data(self) -> dict[str, Any]:
         corpus, dataset = self.job.corpus, self.job.dataset
+        stream = dataset.train.stream
         return {
             "corpus": corpus.description,
             "corpus_fingerprint": corpus.fingerprint,
-            "documents": len(corpus.documents),
+            "heldout_corpus": None if self.job.heldout is None else self.job.heldout.description,
+            "files": len(corpus.documents),
             "bytes": corpus.num_bytes,
+            "documents": stream.content.num_documents,
+            "cut_documents": stream.content.num_cut,
+            "dropped_documents": stream.content.num_dropped,
             "tokenizer": self.job.design.tokenizer.source,
             "tokenizer_fingerprint": self.job.design.tokenizer.fingerprint,
-            "tokens": dataset.num_tokens,
+            "tokens": stream.num_tokens,
+            "padding_tokens": stream.content.num_padding,
             "train_sequences": dataset.num_train,
             "heldout_sequences": dataset.num_heldout,
             "unigram_entropy": dataset.unigram_entropy,
         }
 
-    def _log(self, record: StepRecord, metrics: IO[str]) -> None:
-        line = {key: _finite(value) for key, value in dataclasses.asdict(record).items()}
-        line["skipped"] = line.pop("is_skipped")
-        if record.samples is None:
-            del line["samples"]
+    def _log(self, event: StepRecord | Evaluation, metrics: IO[str]) -> None:
+        line = {key: _finite(value) for key, value in dataclasses.asdict(event).items()}
+        if isinstance(event, StepRecord):
+            line["skipped"] = line.pop("is_skipped")
+            if event.samples is None:
+                del line["samples"]
+            self._curve.append((event.step, event.loss))
+        else:
+            self._heldout.append((event.step, event.heldout_loss))
         metrics.write(json.dumps(line) + "\n")
         metrics.flush()
-        self._curve.append((record.step, record.loss))
 
     def _conclude(self, outcome: Outcome, check: Check, *, time_s: float) -> None:
         entropy = self.job.dataset.unigram_entropy
@@ -140,7 +176,7 @@ class TrainingRun:
             "steps": outcome.last_step,
             "skipped_steps": outcome.num_skipped,
             "stopped_early": outcome.is_stopped,
-            "tokens": (outcome.last_step - outcome.num_skipped) * self.job.tokens_per_step,
+            "tokens": outcome.num_tokens,
             "time_s": time_s,
             "heldout_loss": _finite(outcome.heldout_loss),
             "heldout_sequences": outcome.num_heldout,
@@ -148,22 +184,38 @@ class TrainingRun:
             "unigram_entropy": entropy,
             "sample": check.text,
             "check_problem": check.problem,
+            "bytes_read": {device: dataclasses.asdict(read) for device, read in sorted(self._bytes_read.items())},
+            "profile": find_traces(self.folder),
         }
         _write_json(self.folder / "summary.json", summary)
         draw_loss(
             self.folder / "loss.png",
-            curves={"training": self._curve, "held out": [(outcome.last_step, outcome.heldout_loss)]},
+            curves={
+                "training": self._curve,
+                "held out": self._heldout or [(outcome.last_step, outcome.heldout_loss)],
+            },
             references={"unigram entropy": entropy},
         )
 
 
-def _check_accelerators(job: Job) -> None:
-    needed = len(job.plan.devices)
-    if job.config.device == "cuda" and torch.cuda.device_count() < needed:
-        raise ConfigError(
-            f"device is 'cuda': found {torch.cuda.device_count()} GPUs on this machine, the plan has {needed} devices; "
-            f"use device = 'cpu' or fewer devices"
-        )
+def choose_transport(job: Job, site: Site) -> Transport:
+    """How ranks communicate, and where their tensors are. Raises ConfigError if this host lacks the GPUs."""
+    config = job.config
+    backend = config.launch.backend
+    if backend == "auto":
+        backend = "gloo" if config.device == "cpu" else "nccl"
+    if config.device == "cuda":
+        found = torch.cuda.device_count()
+        needed = site.num_neighbours if site.is_rank else len(site.devices_here(job.plan.devices))
+        # Slurm may show to each rank its own GPU only.
+        if found == 0 or (backend == "nccl" and found < needed and not (site.is_rank and found == 1)):
+            raise ConfigError(
+                f"device is 'cuda': found {found} GPUs on this machine, its part of the plan has {needed} devices; "
+                f"use device = 'cpu', fewer devices, or launch.backend = 'gloo', with which ranks share GPUs"
+            )
+    elif backend == "nccl":
+        raise ConfigError("launch.backend is 'nccl', which needs device = 'cuda', found 'cpu'; use 'gloo' or 'auto'")
+    return Transport(backend, config.device, timeout_s=config.launch.timeout_s)
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,44 @@
+"""Where the elements of a segment lie in a holder's local tensor."""
+
+from dataclasses import dataclass
+from math import prod
+
+from uneven.layout.model import ModelLayout, ParameterSpec
+from uneven.layout.partition import Interval
+from uneven.layout.placement import Shard
+from uneven.layout.segments import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """The part of a local tensor that has `shape`: consecutive slices along `dim`, of which the first is `start`."""
+
+    dim: int
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+
+def slabs_of(spec: ParameterSpec, segment: Segment, *, layout: ModelLayout, device: int) -> tuple[Slab, ...]:
+    """One slab for each range of a segment that `device` holds, in the order of the ranges."""
+    if segment.ranges is None or not isinstance(spec.placement, Shard):
+        return (Slab(0, 0, spec.shape),)
+    dim = spec.placement.dim
+    held = layout.spec_ranges(spec, device) or ()
+    return tuple(
+        Slab(dim, _local_offset(held, start), (*spec.shape[:dim], stop - start, *spec.shape[dim + 1 :]))
+        for start, stop in segment.ranges
+    )
+
+
+def _local_offset(held: tuple[Interval, ...], element: int) -> int:
+    """The local index of a full element, among the ranges that a device holds."""
+    offset = 0
+    for start, stop in held:
+        if start <= element < stop:
+            return offset + element - start
+        offset += stop - start
+    raise AssertionError(f"element {element} is not among the ranges {held}")
