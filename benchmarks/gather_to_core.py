@@ -9,7 +9,6 @@ device has just the units of its partner.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import prod
 
 import torch
 from torch import nn
@@ -24,9 +23,9 @@ from uneven.layout import (
     ReplicaPlan,
     Replicate,
     Segment,
-    Shard,
     apportion,
     segments_of,
+    slabs_of,
 )
 
 PAIRS, INSIDE = "pairs", "inside"
@@ -167,7 +166,7 @@ class GatherReducer:
     ) -> None:
         sizes: dict[int, int] = {}
         for source, spec, segment in entries:
-            sizes[source] = sizes.get(source, 0) + _num_elements(spec, segment)
+            sizes[source] = sizes.get(source, 0) + spec.count(segment.ranges)
         parts = flat.split(list(sizes.values()))
         for source, part in zip(sizes, parts, strict=True):
             if source != self._world.device:
@@ -176,27 +175,18 @@ class GatherReducer:
 
     def _lay_out(self, bucket: _Bucket, entries: list[tuple[int, ParameterSpec, Segment]]) -> torch.Tensor:
         """A flat buffer for some segments, and this rank's pieces in it."""
-        flat = torch.zeros(sum(_num_elements(spec, segment) for _, spec, segment in entries))
+        flat = torch.zeros(sum(spec.count(segment.ranges) for _, spec, segment in entries))
         layout, device = self._plan.layout_of(self._world.device), self._world.device
         offset = 0
         for source, spec, segment in entries:
-            for start, stop in segment.ranges or ((0, spec.shape[0]),):
-                dim = spec.placement.dim if isinstance(spec.placement, Shard) else 0
-                shape = (*spec.shape[:dim], stop - start, *spec.shape[dim + 1 :])
-                view = flat[offset : offset + prod(shape)].view(shape)
-                offset += prod(shape)
-                if device in (source, *segment.members[1:]):
-                    held = layout.spec_ranges(spec, device) or ((0, spec.shape[0]),)
-                    local = sum(min(end, start) - begin for begin, end in held if begin < start)
-                    bucket.pieces.append((spec.name, dim, local, view, device in segment.contributors))
+            if device not in (source, *segment.members[1:]):
+                offset += spec.count(segment.ranges)
+                continue
+            for slab in slabs_of(spec, segment, layout=layout, device=device):
+                view = flat[offset : offset + slab.num_elements].view(slab.shape)
+                offset += slab.num_elements
+                bucket.pieces.append((spec.name, slab.dim, slab.start, view, device in segment.contributors))
         return flat
-
-
-def _num_elements(spec: ParameterSpec, segment: Segment) -> int:
-    if segment.ranges is None or not isinstance(spec.placement, Shard):
-        return spec.num_elements
-    dim = spec.placement.dim
-    return spec.num_elements // spec.shape[dim] * sum(stop - start for start, stop in segment.ranges)
 
 
 def _fill(plan: ParallelPlan, bucket_elements: int) -> Iterator[list[ParameterSpec]]:

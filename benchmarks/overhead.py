@@ -27,6 +27,7 @@ from uneven.comm import Transport, World
 from uneven.config import TrainConfig
 from uneven.launch.launcher import LaunchSettings
 from uneven.launch.run import launch
+from uneven.train.inputs import model_inputs
 from uneven.train.job import Job, design_job, prepare_job
 from uneven.train.program import Trainer
 
@@ -99,9 +100,7 @@ class PlainLoop:
 
     def step(self, step: int) -> float:
         rows = self.reader.batch(self.job.sample_numbers(step, replica=0), seed=self.job.config.seed)
-        tokens = torch.from_numpy(rows)
-        targets = tokens[:, 1:].contiguous()
-        loss = self.model(input_ids=tokens[:, :-1], labels=targets, shift_labels=targets, use_cache=False).loss
+        loss = self.model(**model_inputs(rows, device=torch.device("cpu"))).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         for group in self.optimizer.param_groups:
