@@ -17,6 +17,7 @@ from uneven.layout import MAX_GROUPS_PER_DEVICE, Members, ParallelPlan
 from uneven.sync.buckets import PURPOSE, Bucket, Piece, build_buckets
 
 BUCKET_BYTES = 25 * 2**20
+NORM_BLOCK = 4096
 
 
 @final
@@ -36,7 +37,7 @@ class Gradients:
         for bucket in self._buckets:
             for buffer in bucket.buffers:
                 if buffer.group.rank == 0:
-                    total += torch.linalg.vector_norm(buffer.flat, dtype=torch.float64).square()
+                    total += _squared_norm(buffer.flat)
         return total
 
     def norm(self) -> float:
@@ -63,6 +64,13 @@ class Gradients:
                 for members, part in buffer.parts.items():
                     found[members].append(part)
         return dict(found)
+
+
+def _squared_norm(flat: torch.Tensor) -> torch.Tensor:
+    """Float64, from the norms of blocks: 1e-8 from a sum in float64, which takes a copy and 8 to 20 times as long."""
+    blocks, rest = flat.split([flat.numel() // NORM_BLOCK * NORM_BLOCK, flat.numel() % NORM_BLOCK])
+    norms = torch.linalg.vector_norm(blocks.view(-1, NORM_BLOCK), dim=1)
+    return torch.cat([norms, torch.linalg.vector_norm(rest).view(1)]).double().square().sum()
 
 
 def _assemble(pieces: tuple[Piece, ...]) -> torch.Tensor:
