@@ -28,10 +28,11 @@ def custom_layout(
 
 
 def _none_for_one(position: int, kind: str) -> Callable[[str, LogicalAxis, int], int]:
-    """Three devices, of which `position` holds nothing of the axis `kind`."""
+    """Three devices, of which `position` holds nothing of the axis `kind`; of experts where they take its place."""
+    kinds = ("mlp", "experts") if kind == "mlp" else (kind,)
 
     def owner(module: str, axis: LogicalAxis, unit: int) -> int:
-        if axis.name != kind:
+        if axis.name not in kinds:
             return unit * 3 // axis.num_units
         others = [p for p in range(3) if p != position]
         return others[unit * 2 // axis.num_units]

@@ -51,7 +51,10 @@ def test_a_mixture_follows_one_device_by_width_and_whole_with_micro_batches(tiny
     model = write_model(tiny.folder, MIXTURE)
     alone = train(tiny, "--replicas", "1", out="alone", model=model, train__micro_batch=9)
     by_width = train(tiny, "--replicas", "2,1", out="width", model=model, train__micro_batch=2)
-    whole = train(tiny, "--replicas", "2,1", out="whole", model=model, parallel__experts="whole")
+    whole = train(tiny, "--replicas", "2,1", out="whole", model=model, parallel__experts="whole", eval__reload=True)
+    summary = tiny.summary("whole")
+    assert summary["check_problem"] is None
+    assert summary["reloaded_heldout_loss"] == pytest.approx(summary["heldout_loss"], rel=1e-6)
     assert by_width == pytest.approx(alone, rel=1e-12)
     assert whole == pytest.approx(alone, rel=1e-12)
     assert {axis.name for axis in read_plan(tiny.folder / "whole" / "plan.json").structure.axes.values()} == {

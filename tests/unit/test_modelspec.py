@@ -10,7 +10,7 @@ import pytest
 
 from tests import models
 from uneven.errors import ModelError
-from uneven.modelspec import DEFAULT_MODEL, parse_model, read_model
+from uneven.modelspec import DEFAULT_MODEL, find_weights, parse_model, read_model
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -203,3 +203,26 @@ def test_reading_a_model_loads_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (["tokenizer.json"], "the weights are missing.*tokenizer.json"),
+        (["pytorch_model.bin.index.json"], "found pytorch_model.bin.index.json"),
+        (["pytorch_model.bin"], "found pytorch_model.bin"),
+        (["model-00001-of-00002.safetensors"], "found model-00001-of-00002.safetensors"),
+    ],
+)
+def test_a_folder_of_a_model_whose_weights_are_missing_is_refused(tmp_path, files: list[str], named: str) -> None:
+    """Training would else start from random weights, and nobody might notice."""
+    for name in ("config.json", *files):
+        (tmp_path / name).write_text(json.dumps(LLAMA))
+    with pytest.raises(ModelError, match=f"{re.escape(str(tmp_path))}: .*{named}"):
+        find_weights(tmp_path)
+
+
+def test_a_configuration_alone_means_random_weights(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert find_weights(tmp_path) is None
+    assert find_weights(tmp_path / "config.json") is None

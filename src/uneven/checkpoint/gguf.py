@@ -50,7 +50,10 @@ def _write(file: Path, folder: Path) -> None:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # of many kinds: whatever a reader does with a file that it can't use
         text = " ".join(str(error).split())
-        raise ModelError(f"{file}: transformers can't read this GGUF: {type(error).__name__}: {text}") from None
+        raise ModelError(
+            f"{file}: transformers can't read this GGUF of {file.stat().st_size:,} bytes, which may be cut short, or "
+            f"of a kind that it does not know: {type(error).__name__}: {text}"
+        ) from None
     num_read = sum(tensor.numel() for tensor in tensors.values())
     num_needed = sum(parameter.numel() for parameter in model.parameters())
     if not num_elements == num_read == num_needed:

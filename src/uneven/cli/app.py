@@ -1,5 +1,8 @@
 """The commands."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from uneven.cli.launch import launch_app
@@ -17,3 +20,18 @@ app = typer.Typer(
 app.add_typer(train_app)
 app.add_typer(launch_app, name="launch")
 app.add_typer(plan_app, name="plan")
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"uneven {version('uneven')}")
+        raise typer.Exit
+
+
+@app.callback()
+def uneven(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train language models on hardware that is not uniform, by nonuniform tensor parallelism."""

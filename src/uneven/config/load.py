@@ -25,7 +25,8 @@ def load_config(
     _refuse_unknown(values, where=str(file))
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     if any(key.startswith("parallel.") for key in given):
-        values.pop("parallel", None)
+        experts = values.pop("parallel", {}).get("experts")  # of which no flag of the division says anything
+        values["parallel"] = {} if experts is None else {"experts": experts}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():

@@ -24,7 +24,7 @@ RANDOM = re.compile("dropout|pdrop|layerdrop|jitter")
 WRAPPED = MappingProxyType(
     {"gemma3": "; of a model with images only the text part, 'gemma3_text', is one"},
 )
-OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".safetensors")
+OTHER_WEIGHTS = re.compile(r"\.(bin|pt|pth|gguf|h5|msgpack|safetensors)(\.index\.json)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +113,24 @@ def read_model(path: Path, *, experts: ExpertDivision | None = None, by_plan: By
 
 
 def find_weights(model: Path) -> Path | None:
-    """The folder whose safetensors a model starts from; None for a `config.json` or a folder without weights.
+    """The folder whose safetensors a model starts from; None for a `config.json`, or a folder with nothing but one.
 
-    Raises ModelError for a folder with weights of another format.
+    Raises ModelError for a folder with weights of another format, or of a model whose weights are missing.
     """
     if not model.is_dir():
         return None
     if (model / WEIGHTS_INDEX).is_file() or (model / WEIGHTS).is_file():
         return model
-    others = sorted(file.name for file in model.iterdir() if file.suffix in OTHER_WEIGHTS)
+    names = sorted(file.name for file in model.iterdir() if not file.name.startswith("."))
+    others = [name for name in names if OTHER_WEIGHTS.search(name)]
     if others:
         raise ModelError(f"{model}: expected weights in {WEIGHTS} or {WEIGHTS_INDEX}, found {others[0]}")
+    beside = [name for name in names if name != "config.json"]
+    if beside:
+        raise ModelError(
+            f"{model}: the weights are missing: expected {WEIGHTS} or {WEIGHTS_INDEX} beside {beside[0]}; for random "
+            f"weights give {model / 'config.json'} itself"
+        )
     return None
 
 

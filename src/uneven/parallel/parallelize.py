@@ -39,13 +39,14 @@ def parallelize(model: PreTrainedModel, layout: ModelLayout, *, world: World) ->
     for spec in layout.structure.parameters:
         _narrow(model, spec, layout=layout, world=world)
     _restore_buffers(model, world.torch_device)
+    kv_groups = layout.structure.kv_groups
     for module_name, axis in layout.structure.axes.items():
         units = layout.partitions[module_name].intervals(world.device)
         module = model.get_submodule(module_name)
         if axis.name == "vocab":
             _divide_vocab(model, module_name, layout=layout, device=world.device, group=group)
         elif axis.name == "heads":
-            queries = attention.queries_per_kv_head(units, layout.structure.kv_groups[module_name])
+            queries = attention.queries_per_kv_head(units, kv_groups[module_name])
             _count_heads(module, num_heads=sum(queries), num_kv_heads=len(queries))
             module.register_forward_pre_hook(_begin(group, {"queries_per_kv": queries}), with_kwargs=True)
         elif hasattr(module, "_apply_gate"):

@@ -23,6 +23,9 @@ def check_folder(job: Job, folder: Path, *, device: torch.device) -> Check:
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder).to(device).eval()
+        # Of a mixture: the loss without its balance, as the trainer takes it, by the code that knows every precision.
+        model.config.output_router_logits = False
+        model.set_experts_implementation("eager")
         loss = heldout_loss(job, model) if config.eval.reload else None
         return Check(loss, generate(job, model) if config.sample.tokens else None)
     except Exception as error:  # of transformers or the disk, whatever it is

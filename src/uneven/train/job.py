@@ -77,6 +77,8 @@ def design_job(config: TrainConfig, *, announce: Announce = print) -> Design:
         check_tensorboard()
     model = find_model(config.model, cache=_home(config.data.cache), announce=announce)
     spec = read_model(model, experts=_expert_division(config), by_plan=_describe)
+    if config.parallel.experts is not None and not any(name.endswith(".experts") for name in spec.structure.axes):
+        raise ConfigError(f"parallel.experts is {config.parallel.experts!r}, but a {spec.family} model has no experts")
     seq_len = config.train.seq_len
     if spec.max_positions is not None and seq_len > spec.max_positions:
         raise ConfigError(

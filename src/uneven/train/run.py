@@ -147,6 +147,7 @@ class TrainingRun:
             "files": len(corpus.documents),
             "bytes": corpus.num_bytes,
             "documents": stream.content.num_documents,
+            "repeated_documents": stream.num_repeated,
             "cut_documents": stream.content.num_cut,
             "dropped_documents": stream.content.num_dropped,
             "tokenizer": self.job.design.tokenizer.source,
