@@ -5,8 +5,8 @@
 One device: steps of the trainer behind `uneven train --replicas 1` take turns with a plain loop over the stock model
 of transformers (AdamW with foreach, gradient clipping), from the same weights, on the same batches, with the same
 threads, in fp32; both must have the same losses. What is timed is the trainer's step, without the launcher and its
-files, and both sides restart attention at documents. Two devices: a job of two ranks with a thread each takes turns with
-one process of two threads and of one; operators, collectives and their latency say where the difference goes.
+files, and both sides restart attention at documents. Two devices: a job of two ranks with a thread each takes turns
+with one process of two threads and of one; operators, collectives and their latency say where the difference goes.
 """
 
 import json
