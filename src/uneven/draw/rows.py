@@ -79,7 +79,7 @@ def rows_of(plan: ParallelPlan) -> tuple[Row | Gap, ...]:
 def _module(name: str, axis: LogicalAxis) -> Module:
     in_layer = re.search(r"\.layers\.(\d+)\.(?:\w+\.)*(\w+)$", name)
     if in_layer:
-        kind = "attention" if axis.name == "heads" else in_layer.group(2).replace("_", " ")
+        kind = "attention" if axis.name == "heads" else in_layer.group(2).removesuffix("_experts")
         return Module(name, kind, int(in_layer.group(1)))
     return Module(name, "head" if name == HEAD else "embedding", None)
 
