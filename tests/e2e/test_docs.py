@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.e2e.command import uneven_here
+from tests.weight_files import shapes_of, write_weights
 from uneven.config import TrainConfig, load_config
 from uneven.data import Fields, load_tokenizer
 from uneven.data.records import read_records
@@ -127,6 +128,7 @@ class Reader:
         shutil.copytree(tiny_files / "model", folder / "my-model")
         shutil.copytree(tiny_files / "corpus", folder / "notes")
         load_tokenizer("byte").save(folder / "my-model")
+        write_weights(folder / "my-model" / "model.safetensors", shapes_of(read_model(folder / "my-model")))
         (folder / "book.txt").write_text("Call me Ishmael. " * 50)
         write_records(folder)
         for text in blocks(page, "toml"):
