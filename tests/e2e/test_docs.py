@@ -18,6 +18,7 @@ from tests.weight_files import shapes_of, write_weights
 from uneven.config import TrainConfig, load_config
 from uneven.data import Fields, load_tokenizer
 from uneven.data.records import read_records
+from uneven.modelspec import read_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
