@@ -256,6 +256,11 @@ CASES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         ["--model", "m"],
         ["m/model.safetensors", "model.norm.weight has dtype F8_E4M3", "BF16"],
     ),
+    "experts of a model without any": (
+        write_model(nothing),
+        ["--model", "m", "--set", "parallel.experts=whole"],
+        ["parallel.experts is 'whole'", "a llama model has no experts"],
+    ),
     "an adapter": (write_adapter, ["--model", "a"], ["a holds an adapter", "merge"]),
     "no GGUF": (write_text("m.gguf", "GGML"), ["--model", "m.gguf"], ["m.gguf", "b'GGML'", "b'GGUF'"]),
     "a missing GGUF": (nothing, ["--model", "m.gguf"], ["m.gguf", "No such file"]),

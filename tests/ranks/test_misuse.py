@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from tests import models, oracle
+from tests.ranks import parity
 from uneven.errors import InputError, LayoutError, ModelError
 from uneven.layout import ParallelPlan
 from uneven.parallel import build_model, fill_random, parallelize
+from uneven.parallel.attention import attend
 from uneven.sync import GradReducer
 
 
@@ -50,3 +54,23 @@ def test_a_number_of_tokens_below_one_is_refused(count: int) -> None:
     fill_random(model, layout, spec=spec, device=0, seed=0)
     with pytest.raises(InputError, match=f"num_items_in_batch must be at least 1, found {count}"):
         oracle.call(model, models.token_batch(spec, 1), num_tokens=count)
+
+
+def divided_alone(name: str) -> PreTrainedModel:
+    """A model on one device, which is all of its replica."""
+    spec = models.model_spec(name)
+    plan = ParallelPlan.from_shares(spec.structure, [[1]])
+    return parity.divided_model(spec, plan, world=oracle.lone_world(), dtype=torch.float32)
+
+
+def test_an_argument_of_attention_that_would_change_the_result_is_refused_by_name() -> None:
+    heads = torch.zeros(1, 2, 3, 4)
+    for name, value in (("position_bias", torch.zeros(1, 2, 3, 3)), ("is_causal", False)):
+        with pytest.raises(ModelError, match=f"Linear passes {name}, which this attention does not understand"):
+            attend(nn.Linear(1, 1), heads, heads, heads, None, queries_per_kv=(1, 1), scaling=1.0, **{name: value})
+
+
+def test_a_balance_loss_without_the_choices_of_the_whole_batch_is_refused() -> None:
+    model = divided_alone("mixtral")
+    with pytest.raises(InputError, match=r"call RouterLoss\.count before a step"):
+        oracle.call(model, models.token_batch(models.model_spec("mixtral"), 2), num_tokens=22)

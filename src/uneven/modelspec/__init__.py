@@ -10,7 +10,7 @@ from uneven.modelspec.read import (
 )
 from uneven.modelspec.sources import Piece, Source, assemble, pieces_of, sources_of
 from uneven.modelspec.stored import BytesRead, StoredTensor, StoredWeights, read_stored
-from uneven.modelspec.structure import HEAD, ExpertDivision
+from uneven.modelspec.structure import HEAD, ExpertDivision, experts_of
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -24,6 +24,7 @@ __all__ = [
     "StoredTensor",
     "StoredWeights",
     "assemble",
+    "experts_of",
     "find_weights",
     "parse_model",
     "pieces_of",

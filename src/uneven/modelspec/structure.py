@@ -15,6 +15,15 @@ ExpertDivision = Literal["width", "whole"]
 """Experts are divided in their channels, each device holding a part of every expert; or each has one device."""
 
 
+def experts_of(structure: ModelStructure) -> dict[str, ExpertDivision]:
+    """Each module of stacked experts, and how it is divided."""
+    return {
+        module: "whole" if axis.name == "experts" else "width"
+        for module, axis in structure.axes.items()
+        if module.endswith(".experts")
+    }
+
+
 def block_size(size: int) -> int:
     """Elements in a unit of an axis of `size`: the largest power of two up to 128 that leaves at least 64 units."""
     block = 1

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from uneven.comm import Group, World
 from uneven.errors import LayoutError
 from uneven.layout import Interval, ModelLayout, ParameterSpec, Shard
-from uneven.modelspec import parse_model
+from uneven.modelspec import experts_of, parse_model
 from uneven.parallel import attention, experts
 from uneven.parallel.describe import describe
 from uneven.parallel.layers import DividedRMSNorm, RowParallelLinear, VocabParallelEmbedding, VocabRows
@@ -39,7 +39,7 @@ def parallelize(model: PreTrainedModel, layout: ModelLayout, *, world: World) ->
     for spec in layout.structure.parameters:
         _narrow(model, spec, layout=layout, world=world)
     _restore_buffers(model, world.torch_device)
-    kv_groups = layout.structure.kv_groups
+    kv_groups, stacks = layout.structure.kv_groups, experts_of(layout.structure)
     for module_name, axis in layout.structure.axes.items():
         units = layout.partitions[module_name].intervals(world.device)
         module = model.get_submodule(module_name)
@@ -49,8 +49,8 @@ def parallelize(model: PreTrainedModel, layout: ModelLayout, *, world: World) ->
             queries = attention.queries_per_kv_head(units, kv_groups[module_name])
             _count_heads(module, num_heads=sum(queries), num_kv_heads=len(queries))
             module.register_forward_pre_hook(_begin(group, {"queries_per_kv": queries}), with_kwargs=True)
-        elif hasattr(module, "_apply_gate"):
-            held = units if axis.name == "experts" else ((0, module.down_proj.shape[0]),)
+        elif module_name in stacks:
+            held = units if stacks[module_name] == "whole" else ((0, module.down_proj.shape[0]),)
             _divide_experts(model, module, held=experts.HeldExperts(_members(held), group))
         else:
             module.register_forward_pre_hook(_begin(group, {}), with_kwargs=True)
@@ -68,11 +68,10 @@ def _check_same_model(model: PreTrainedModel, layout: ModelLayout) -> None:
                 f"the layout does not describe this {type(model).__name__}: parameter {name} has shape "
                 f"{found.get(name, 'none (not in the model)')}, the layout says {needed.get(name, 'no such parameter')}"
             )
-    are_whole = any(axis.name == "experts" for axis in layout.structure.axes.values())
     spec = parse_model(
         model.config.to_dict(),
         where=f"the configuration of this {type(model).__name__}",
-        experts="whole" if are_whole else None,
+        experts=next(iter(experts_of(layout.structure).values()), None),
         by_plan=lambda config: (config, describe(model)),
     )
     if spec.structure != layout.structure:

@@ -18,7 +18,7 @@ from uneven.data import (
 )
 from uneven.errors import ConfigError, DataError, PlanError
 from uneven.layout import ModelStructure, ParallelPlan, read_plan
-from uneven.modelspec import ExpertDivision, ModelSpec, assemble, find_weights, read_model, read_stored
+from uneven.modelspec import ExpertDivision, ModelSpec, assemble, experts_of, find_weights, read_model, read_stored
 from uneven.train.origin import Announce, find_model
 from uneven.train.tensorboard import check_tensorboard
 
@@ -77,7 +77,7 @@ def design_job(config: TrainConfig, *, announce: Announce = print) -> Design:
         check_tensorboard()
     model = find_model(config.model, cache=_home(config.data.cache), announce=announce)
     spec = read_model(model, experts=_expert_division(config), by_plan=_describe)
-    if config.parallel.experts is not None and not any(name.endswith(".experts") for name in spec.structure.axes):
+    if config.parallel.experts is not None and not experts_of(spec.structure):
         raise ConfigError(f"parallel.experts is {config.parallel.experts!r}, but a {spec.family} model has no experts")
     seq_len = config.train.seq_len
     if spec.max_positions is not None and seq_len > spec.max_positions:
@@ -102,8 +102,7 @@ def _expert_division(config: TrainConfig) -> ExpertDivision | None:
     """How experts are divided: as the configuration says, or as the plan file does."""
     if config.parallel.plan is None or config.parallel.experts is not None:
         return config.parallel.experts
-    axes = read_plan(config.parallel.plan).structure.axes.values()
-    return "whole" if any(axis.name == "experts" for axis in axes) else None
+    return next(iter(experts_of(read_plan(config.parallel.plan).structure).values()), None)
 
 
 def _describe(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ModelStructure]:

@@ -26,13 +26,9 @@ from uneven.train.check import check_folder
 from uneven.train.inputs import model_inputs
 from uneven.train.job import Job
 from uneven.train.profile import StepProfiler
-from uneven.train.records import Check, Evaluation, Outcome, Started, StepRecord, trace_file
+from uneven.train.records import MODEL, PARTIAL, STOP, Check, Evaluation, Outcome, Started, StepRecord, trace_file
 
 DTYPES = (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.float64))
-PARTIAL, MODEL = "model.partial", "model"
-"""Folders of a run: the model while it is being written, and once it is whole."""
-STOP = "stop"
-"""The launcher's command to end after the current step."""
 
 
 def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:

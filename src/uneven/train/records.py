@@ -5,6 +5,10 @@ from pathlib import Path
 
 PROFILE = "profile"
 """The folder of a run where each rank's trace lies, where traces were asked for."""
+PARTIAL, MODEL = "model.partial", "model"
+"""Folders of a run: the model while it is being written, and once it is whole."""
+STOP = "stop"
+"""The launcher's command to end after the current step."""
 
 
 @dataclass(frozen=True, slots=True)

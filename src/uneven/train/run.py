@@ -15,16 +15,16 @@ from typing import IO, Any, final
 
 import torch
 
-from uneven.comm import Transport
+from uneven.comm import Transport, World
 from uneven.draw import draw_loss, draw_plan
 from uneven.errors import ConfigError, InputError, NonFiniteGradient
 from uneven.launch.inline import InlineRank
 from uneven.launch.launcher import Launcher, LaunchSettings
+from uneven.launch.rank import Mailbox
 from uneven.launch.site import Site
 from uneven.modelspec import BytesRead
 from uneven.train.job import Job
-from uneven.train.program import MODEL, PARTIAL, STOP, train_rank
-from uneven.train.records import Check, Evaluation, Outcome, Started, StepRecord, find_traces
+from uneven.train.records import MODEL, PARTIAL, STOP, Check, Evaluation, Outcome, Started, StepRecord, find_traces
 from uneven.train.tensorboard import EventFiles
 
 Event = Started | StepRecord | Evaluation | Outcome | Check
@@ -73,7 +73,7 @@ class TrainingRun:
             self._new_folder() as metrics,
             EventFiles(self.folder / TENSORBOARD) if has_events else nullcontext() as event_files,
             ranks(
-                train_rank, (self.job, self.folder), devices=self.job.plan.devices, settings=settings
+                _train_rank, (self.job, self.folder), devices=self.job.plan.devices, settings=settings
             ) as self._launcher,
         ):
             if self._wants_stop:
@@ -197,6 +197,13 @@ class TrainingRun:
             },
             references={"unigram entropy": entropy},
         )
+
+
+def _train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
+    # Here and not at the top: ranks have it loaded, and the launcher, which does not need it, would start them later.
+    from uneven.train.program import train_rank
+
+    train_rank(world, mailbox, *args)
 
 
 def choose_transport(job: Job, site: Site) -> Transport:
