@@ -11,23 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from tests.e2e.command import uneven_here
+from tests.pages import REFERENCE, ROOT, blocks, pages_with, table_rows
 from tests.weight_files import shapes_of, write_weights
 from uneven.config import TrainConfig, load_config
 from uneven.data import Fields, load_tokenizer
 from uneven.data.records import read_records
 from uneven.modelspec import read_model
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
-REFERENCE = "docs/reference/train.md"
 HOSTS = "docs/howto/several-machines.md"
-MAX_COLUMNS = 110
 TIMEOUT_S = 180
 
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 FILE_NAME = re.compile(r"# ([\w.-]+)\n")
 """The first line of a block that the page's commands know as a file."""
 OTHER_COMMANDS = re.compile(
@@ -38,25 +33,6 @@ SHORT = (
     *("train.steps=2", "train.seq_len=32", "eval.reload=false", "eval.sequences=2", "sample.tokens=0"),
     "launch.threads=1",
 )
-
-
-def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a page in one language, in order."""
-    return [body for found, body in BLOCK.findall((ROOT / page).read_text()) if found == language]
-
-
-def pages_with(language: str) -> list[str]:
-    return [page for page in PAGES if blocks(page, language)]
-
-
-def prose(page: str) -> str:
-    return BLOCK.sub("", (ROOT / page).read_text())
-
-
-def table_rows(page: str) -> list[list[str]]:
-    """The cells of every table row of a page."""
-    lines = [line for line in prose(page).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_the_docs_have_examples_of_every_kind() -> None:
@@ -172,25 +148,6 @@ def test_commands_work(tmp_path: Path, tiny_files: Path, page: str) -> None:
 # Reference
 
 
-def keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every configuration key with its default."""
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            yield from keys(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def as_written(default: object) -> str:
-    return "none" if default is None else json.dumps(default, default=str)
-
-
-def test_the_reference_lists_every_key_with_its_default() -> None:
-    found = [(row[0], row[1]) for row in table_rows(REFERENCE) if len(row) == 3 and row[1].startswith("`")]
-    assert found == [(f"`{key}`", f"`{as_written(default)}`") for key, default in keys(TrainConfig())]
-
-
 def test_the_reference_lists_every_flag() -> None:
     flags = set(re.findall(r"--[a-z-]+", uneven_here("train", "--help", cwd=ROOT).stdout)) - {"--help"}
     listed = {flag for row in table_rows(REFERENCE) for flag in re.findall(r"^`(--[a-z-]+)", row[0])}
@@ -221,28 +178,3 @@ def test_the_reference_lists_what_a_run_writes(tmp_path: Path, tiny_files: Path)
         written |= json.loads((run / name).read_text()).keys()
     written |= json.loads((run / "metrics.jsonl").read_text().splitlines()[0]).keys()
     assert written <= listed
-
-
-# Text
-
-
-def test_the_file_tree_of_the_readme_is_that_of_src() -> None:
-    (tree,) = blocks("README.md", "text")
-    folder, listed = "", set()
-    for line in tree.splitlines()[1:]:
-        indent, name = re.match(r"( +)(\S+)", line).groups()
-        if len(indent) == 2:
-            folder = name if name.endswith("/") else ""
-        if not name.endswith("/"):
-            listed.add(folder + name)
-    package = ROOT / "src/uneven"
-    files = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
-    assert listed == {name for name in files if not Path(name).name.startswith("__")}
-
-
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
-def test_lines_fit(page: str) -> None:
-    """Except where Markdown or its reader needs them whole: tables, and lines that are one link or picture."""
-    for number, line in enumerate(prose(page).splitlines(), start=1):
-        is_exempt = line.startswith(("|", "![")) or " " not in line.strip()
-        assert is_exempt or len(line) <= MAX_COLUMNS, f"{page}, line {number} outside of code: {line}"
