@@ -34,7 +34,11 @@ class DataError(InputError):
 
 
 class CheckpointError(UnevenError):
-    """A model folder can't be written or read."""
+    """A checkpoint can't be written."""
+
+
+class CheckpointRefused(CheckpointError, InputError):
+    """A checkpoint that was asked for is absent, damaged, or of another model."""
 
 
 class RankFailed(UnevenError):

@@ -1,6 +1,13 @@
-"""Models on disk."""
+"""Models and training jobs on disk. What only names and counts, without moving tensors, is usable without torch."""
 
-from uneven.checkpoint.export import export_model, gather_parameters
-from uneven.checkpoint.load import load_model
+from importlib import import_module
+from typing import Any
 
-__all__ = ["export_model", "gather_parameters", "load_model"]
+TORCH = (("export_model", "export"), ("gather_parameters", "export"), ("load_model", "load"))
+
+
+def __getattr__(name: str) -> Any:
+    # Not at import: manifests are read by processes that should not wait for torch.
+    if name not in dict(TORCH):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{dict(TORCH)[name]}"), name)
