@@ -7,7 +7,7 @@ than one file's worth of the model.
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from safetensors.torch import save_file
@@ -35,7 +35,7 @@ def export_model(
     Called by all devices of the replica; its first device writes.
     """
     is_leader = world.device == layout.devices[0]
-    writer = _Writer(folder, max_file_bytes)
+    writer = FolderWriter(folder, max_file_bytes)
     for name, whole in gather_parameters(model, layout, world=world):
         if is_leader:
             writer.add(name, whole)
@@ -44,9 +44,14 @@ def export_model(
             writer.add(name, buffer.cpu())
         writer.close()
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        config = {**spec.config, "architectures": [type(model).__name__], "dtype": dtype}
-        config.pop("torch_dtype", None)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_config(folder, spec.config, architecture=type(model).__name__, dtype=dtype)
+
+
+def write_config(folder: Path, config: Mapping[str, Any], *, architecture: str, dtype: str) -> None:
+    """Write `config.json` of a model with weights in `dtype`."""
+    saved = {**config, "architectures": [architecture], "dtype": dtype}
+    saved.pop("torch_dtype", None)
+    (folder / "config.json").write_text(json.dumps(saved, indent=2) + "\n")
 
 
 def saved_buffers(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -93,7 +98,8 @@ def _gather(local: torch.Tensor, spec: ParameterSpec, *, layout: ModelLayout, gr
     return whole
 
 
-class _Writer:
+@final
+class FolderWriter:
     """Safetensors files of at most `max_bytes` each (a larger tensor has one of its own), and their index."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:

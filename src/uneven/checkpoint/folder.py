@@ -54,13 +54,13 @@ def publish(draft: Path, manifest: Manifest) -> Path:
             stream.write(manifest.dumps())
             stream.flush()
             os.fsync(stream.fileno())
-        _sync(draft)
+        sync(draft)
         # Not in the place of an older one of the step: taking that away first, a crash would leave neither.
         versions = [version for step, version, _ in _named(draft.parent) if step == manifest.step]
         suffix = f".{max(versions) + 1}" if versions else ""
         folder = draft.with_name(f"step-{manifest.step:08d}{suffix}")
         draft.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     return folder
 
 
@@ -115,7 +115,7 @@ def prune(run: Path, *, keep: int, keep_every_s: float | None = None, active: Pa
     found = find_checkpoints(run)
     kept = {each.folder for each in found[-max(keep, 1) :]}
     if keep_every_s is not None:
-        kept |= {int(each.manifest.time_s // keep_every_s): each.folder for each in found}.values()
+        kept |= set({each.manifest.time_s // keep_every_s: each.folder for each in found}.values())
     top = run / CHECKPOINTS
     with writing(top):
         superseded = _superseded(top, whole={each.folder for each in found})
@@ -151,9 +151,9 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
             raise CheckpointRefused(f"{file}: has {size:,} bytes, its manifest says {part.num_bytes:,}; it is damaged")
 
 
-def _sync(folder: Path) -> None:
-    """Have the disk know the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Have the disk know a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

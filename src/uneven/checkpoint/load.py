@@ -7,17 +7,14 @@ Linux) and ahead of what was asked, so rows that are cut may well be read whole 
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from transformers import PreTrainedModel
 
-from uneven.checkpoint.reader import FileReader
+from uneven.checkpoint.reader import DTYPES, FileReader
 from uneven.errors import ModelError
 from uneven.layout import ModelLayout
 from uneven.modelspec import BytesRead, Piece, StoredTensor, assemble, pieces_of, read_stored
-
-DTYPES = MappingProxyType({"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
 
 
 def load_model(model: PreTrainedModel, layout: ModelLayout, *, folder: Path, device: int) -> BytesRead:

@@ -3,7 +3,12 @@
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import final
+
+import torch
+
+DTYPES = MappingProxyType({"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
 
 
 @final

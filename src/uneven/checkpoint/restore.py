@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 
 from uneven.checkpoint.folder import Checkpoint
-from uneven.checkpoint.load import DTYPES
 from uneven.checkpoint.manifest import BLOCK_BYTES, CHECKSUM_DIGITS, Stored
-from uneven.checkpoint.reader import FileReader
+from uneven.checkpoint.reader import DTYPES, FileReader
 from uneven.checkpoint.slices import Slice
 from uneven.errors import CheckpointRefused
 from uneven.layout import Interval
@@ -25,8 +24,9 @@ from uneven.modelspec import BytesRead
 def read_slices(checkpoint: Checkpoint, wanted: Iterable[tuple[Slice, torch.Tensor]]) -> BytesRead:
     """Fill tensors, of the shape (rows, columns) of their slice, in their own dtype; they may be views.
 
-    Returns the bytes read, the manifest's as `headers`. Holds one run of one tensor beside the targets. Communicates
-    nothing. Raises CheckpointRefused, with the file, for a byte that is not as it was written.
+    One is filled before the next is asked for. Returns the bytes read, the manifest's as `headers`. Holds, beside the
+    targets, one run of one tensor. Communicates nothing. Raises CheckpointRefused, with the file, for a byte that is
+    not as it was written.
     """
     places: defaultdict[tuple[str, str], list[tuple[Path, Stored]]] = defaultdict(list)
     for part in checkpoint.manifest.parts:
