@@ -1,6 +1,6 @@
 """What a checkpoint says of itself: the job at one step, and which file holds which elements, checked by arithmetic.
 
-Each element of each kind is in exactly one file. The bytes of a tensor have a checksum for every block of 256 KiB,
+Each element of each kind is in exactly one file. The bytes of a tensor have a checksum for every block of 64 KiB,
 so a part of it can be read and still be checked, at the price of at most two blocks. Loads no torch.
 """
 
@@ -20,7 +20,7 @@ from uneven.layout import Interval, ModelStructure, Shard
 from uneven.modelspec.stored import ITEM_BYTES
 
 FORMAT = "uneven.checkpoint/1"
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 16
 """What has one checksum: small beside a share of a parameter, and large beside the eight digits that it adds."""
 CHECKSUM_DIGITS = 8
 

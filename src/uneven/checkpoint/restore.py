@@ -1,7 +1,7 @@
 """Read a checkpoint into any layout: each rank the blocks that its own slices touch, each of them checked.
 
 A device's columns are one run of bytes of a tensor on disk. It is read from the start of its first block to the end
-of its last one, so what is read is a rank's share and at most two blocks of 256 KiB for each run.
+of its last one, so what is read is a rank's share and at most two blocks of 64 KiB for each run.
 """
 
 import zlib
@@ -28,19 +28,19 @@ def read_slices(checkpoint: Checkpoint, wanted: Iterable[tuple[Slice, torch.Tens
     targets, one run of one tensor. Communicates nothing. Raises CheckpointRefused, with the file, for a byte that is
     not as it was written.
     """
-    places: defaultdict[tuple[str, str], list[tuple[Path, Stored]]] = defaultdict(list)
+    places: defaultdict[tuple[str, str], list[tuple[str, Stored]]] = defaultdict(list)
     for part in checkpoint.manifest.parts:
         for stored in part.tensors:
-            places[stored.slice.name, stored.slice.kind].append((checkpoint.folder / part.file, stored))
+            places[stored.slice.name, stored.slice.kind].append((part.file, stored))
     with FileReader() as files:
         for each, target in wanted:
             if tuple(target.shape) != each.shape:
                 raise CheckpointRefused(f"{each} has shape {each.shape}, its target {tuple(target.shape)}")
             num_left = each.num_elements
-            for file, stored in places[each.name, each.kind]:
+            for name, stored in places[each.name, each.kind]:
                 rows, columns = _common(each.rows, stored.slice.rows), _common(each.columns, stored.slice.columns)
                 if rows and columns:
-                    found = _read_columns(files, file, stored=stored, columns=columns)
+                    found = _read_columns(files, checkpoint.folder / name, stored=stored, columns=columns)
                     region = target[_within(rows, each.rows), _within(columns, each.columns)]
                     region.copy_(found[:, _within(rows, stored.slice.rows)].t())
                     num_left -= region.numel()

@@ -37,8 +37,11 @@ def export_checkpoint(
     """
     draft = out.absolute().with_name(f".{out.absolute().name}.{uuid.uuid4().hex}")
     try:
+        draft.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointRefused(f"{out}: can't make this folder: {error.strerror}") from None
+    try:
         with writing(draft):
-            draft.mkdir(parents=True)
             writer = FolderWriter(draft, max_file_bytes)
             read_slices(
                 checkpoint, chain(_parameters(checkpoint, writer, progress=progress), _buffers(checkpoint, writer))
