@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import overhead, startup, sync
+from benchmarks import checkpoint, overhead, startup, sync
 from benchmarks.sync_model import GATHER, OWNERS, UNIFORM, loads, times
 from uneven.layout import Shard
 
@@ -100,3 +100,11 @@ def test_start_up_is_timed_to_the_first_step(capsys) -> None:
     assert seconds.keys() == {"uneven", "torchrun"}
     assert all(len(each) == 1 and each[0] > 1 for each in seconds.values())
     assert "at most 1:" in capsys.readouterr().out
+
+
+def test_parts_of_checkpoints_are_written_and_read(capsys) -> None:
+    found = checkpoint.main(["--quick"])
+    assert found.keys() == {*checkpoint.SHAPES, "checksums"}
+    assert all(rate > 0 for rates in found.values() for each in rates.values() for rate in each)
+    page = capsys.readouterr().out
+    assert all(name in page for name in ("dim 0", "dim 1", *checkpoint.CHECKSUMS))

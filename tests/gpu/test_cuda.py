@@ -1,12 +1,17 @@
 """Training on a CUDA device by the code path of the CPU."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.e2e.command import TinyJob, load, write_tiny_files
+from uneven.checkpoint.folder import Checkpoint
+from uneven.checkpoint.restore import read_slices
+from uneven.checkpoint.slices import Slice
+from uneven.checkpoint.write import copy_slices, write_part
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,3 +54,19 @@ def test_nccl_does_not_share_a_gpu(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "3 devices" in result.stderr
     assert "launch.backend = 'gloo'" in result.stderr
+
+
+def test_a_checkpoint_of_a_gpu_is_that_of_the_cpu(tmp_path: Path) -> None:
+    """Copied by a stream into pinned memory, from views, and changed right after; read into views there."""
+    slices = [Slice("a", "value", (0, 300), (0, 70)), Slice("b", "value", (0, 1), (0, 5000))]
+    wholes = [torch.randn(300, 140, device="cuda"), torch.randn(1, 5000, device="cuda")]
+    views = [wholes[0][:, 70:], wholes[1]]
+    needed = [view.cpu() for view in views]
+    copy = copy_slices(zip(slices, views, strict=True))
+    for whole in wholes:
+        whole.zero_()
+    assert all(tensor.is_pinned() for tensor in copy.tensors)
+    part = write_part(copy, tmp_path / "rank-0.safetensors")
+    read_slices(Checkpoint(tmp_path, SimpleNamespace(parts=(part,)), 0), zip(slices, views, strict=True))
+    for found, value in zip(views, needed, strict=True):
+        assert torch.equal(found.cpu(), value)

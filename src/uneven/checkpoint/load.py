@@ -32,11 +32,11 @@ def load_model(model: PreTrainedModel, layout: ModelLayout, *, folder: Path, dev
             for source in sources:
                 for piece in pieces_of(source, spec, ranges=ranges):
                     # Without a name, so that it is gone before the next one is read.
-                    parameters[spec.name][_index(piece)].copy_(_read(files, stored.tensors[source.name], piece))
+                    parameters[spec.name][_index(piece)].copy_(_read(files, stored.tensors[source.name], piece=piece))
         for spec, copy in assembly.copies.items():
             for piece in pieces_of(copy, spec, ranges=layout.spec_ranges(spec, device)):
                 part = parameters[spec.name][_index(piece)]
-                if not torch.equal(part, _read(files, stored.tensors[copy.name], piece).to(part)):
+                if not torch.equal(part, _read(files, stored.tensors[copy.name], piece=piece).to(part)):
                     raise ModelError(
                         f"{stored.where}: {copy.name} differs from {spec.name}, but the configuration ties them "
                         f"(tie_word_embeddings)"
@@ -55,10 +55,10 @@ def _fill_buffer(model: PreTrainedModel, name: str, *, tensor: StoredTensor, fil
     if buffer is None or tuple(buffer.shape) != tensor.shape:
         needed = "no such buffer" if buffer is None else tuple(buffer.shape)
         raise ModelError(f"{tensor.file}: {name} has shape {tensor.shape}, the model has {needed}")
-    buffer.copy_(_read(files, tensor, Piece(0, (0, tensor.shape[0]), ())))
+    buffer.copy_(_read(files, tensor, piece=Piece(0, (0, tensor.shape[0]), ())))
 
 
-def _read(files: FileReader, tensor: StoredTensor, piece: Piece) -> torch.Tensor:
+def _read(files: FileReader, tensor: StoredTensor, *, piece: Piece) -> torch.Tensor:
     """The elements of a piece, in the dtype on disk."""
     runs = list(_runs(tensor, piece))
     content = torch.empty(sum(size for _, size in runs), dtype=torch.uint8)

@@ -16,13 +16,15 @@ from typing import Any
 
 from uneven.checkpoint.slices import BUFFER, STATE, Slice, matrix_shape
 from uneven.errors import CheckpointError, CheckpointRefused, InputError
-from uneven.layout import Interval, ModelStructure, Shard
+from uneven.layout import Interval, ModelStructure, ParameterSpec
 from uneven.modelspec.stored import ITEM_BYTES
 
 FORMAT = "uneven.checkpoint/1"
 BLOCK_BYTES = 1 << 16
 """What has one checksum: small beside a share of a parameter, and large beside the eight digits that it adds."""
 CHECKSUM_DIGITS = 8
+FACTS = ("step", "num_updates", "tokens", "time_s", "seed", "dtype", "config", "buffers", "extra")
+"""Fields of a manifest that are JSON as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Manifest:
     structure: ModelStructure
     config: Mapping[str, Any]
     parts: tuple[Part, ...]
-    buffers: Mapping[str, tuple[int, ...]]
+    buffers: Mapping[str, Sequence[int]]
     extra: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -100,19 +102,12 @@ class Manifest:
 
     def dumps(self) -> str:
         """JSON with a digest of the rest."""
+        facts = json.loads(json.dumps({name: getattr(self, name) for name in FACTS}))  # all keys are texts, then
         body = {
             "format": FORMAT,
-            "step": self.step,
-            "num_updates": self.num_updates,
-            "tokens": self.tokens,
-            "time_s": self.time_s,
-            "seed": self.seed,
-            "dtype": self.dtype,
+            **facts,
             "fingerprint": self.structure.fingerprint(),
             "model": self.structure.to_json(),
-            "config": dict(self.config),
-            "buffers": {name: list(shape) for name, shape in self.buffers.items()},
-            "extra": json.loads(json.dumps(dict(self.extra))),  # keys that aren't text would sort otherwise
             "parts": [_part_to_json(part) for part in self.parts],
         }
         return json.dumps(body | {"digest": _digest(body)})
@@ -131,17 +126,8 @@ class Manifest:
         if digest != _digest(body):
             raise CheckpointRefused(f"{where}: its digest is {digest}, its content has {_digest(body)}; it is damaged")
         try:
-            return cls(
-                *(int(body[key]) for key in ("step", "num_updates", "tokens")),
-                time_s=float(body["time_s"]),
-                seed=int(body["seed"]),
-                dtype=str(body["dtype"]),
-                structure=ModelStructure.from_json(body["model"]),
-                config=dict(body["config"]),
-                parts=tuple(map(_part_from_json, body["parts"])),
-                buffers={name: tuple(shape) for name, shape in body["buffers"].items()},
-                extra=dict(body["extra"]),
-            )
+            structure, parts = ModelStructure.from_json(body["model"]), tuple(map(_part_from_json, body["parts"]))
+            return cls(structure=structure, parts=parts, **{name: body[name] for name in FACTS})
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             kind = "" if isinstance(error, InputError) else f"malformed manifest ({type(error).__name__}): "
             raise CheckpointRefused(f"{where}: {kind}{error}") from None
@@ -150,25 +136,18 @@ class Manifest:
 
     def check_model(self, structure: ModelStructure, *, where: Path) -> None:
         """Raise CheckpointRefused, with the first parameter that differs, unless this is the state of such a model."""
-        own, other = self.structure, structure
-        if own.family != other.family:
-            raise CheckpointRefused(f"{where}: is of a {own.family} model, the job has a {other.family} model")
-        mine, theirs = ({spec.name: spec for spec in each.parameters} for each in (own, other))
-        for name in (*theirs, *mine):
-            found, needed = mine.get(name), theirs.get(name)
-            if found is None or needed is None:
-                has, lacks = ("the job's model", "the checkpoint") if found is None else ("it", "the job's model")
-                raise CheckpointRefused(f"{where}: of another model: {has} has {name}, which {lacks} lacks")
-            if (found.shape, matrix_shape(found)) != (needed.shape, matrix_shape(needed)):
-                raise CheckpointRefused(
-                    f"{where}: of another model: {name} has shape {list(found.shape)} there, divided along "
-                    f"{_dim(found.placement)}, and {list(needed.shape)} in the job, divided along "
-                    f"{_dim(needed.placement)}"
-                )
+        own, other = ({spec.name: spec for spec in each.parameters} for each in (self.structure, structure))
+        for name in (*other, *own):
+            found, needed = _describe(own.get(name)), _describe(other.get(name))
+            if found != needed:
+                raise CheckpointRefused(f"{where}: is of another model: {name} is {found} there, {needed} in the job")
 
 
-def _dim(placement: object) -> str:
-    return f"dim {placement.dim}" if isinstance(placement, Shard) else "none"
+def _describe(spec: ParameterSpec | None) -> str:
+    """All of a parameter that slices depend on."""
+    if spec is None:
+        return "absent"
+    return f"of shape {list(spec.shape)}, {list(matrix_shape(spec))} as a matrix"
 
 
 def _digest(body: Mapping[str, Any]) -> str:

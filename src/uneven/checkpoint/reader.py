@@ -17,6 +17,7 @@ class FileReader:
 
     def __init__(self) -> None:
         self.num_bytes = 0
+        self._scratch = torch.empty(0, dtype=torch.uint8)
         self._descriptors: dict[Path, int] = {}
         self._stack = ExitStack()
 
@@ -25,6 +26,12 @@ class FileReader:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def scratch(self, num_bytes: int) -> torch.Tensor:
+        """Memory that is used again by the next call: new memory costs as much time as reading into it."""
+        if self._scratch.numel() < num_bytes:
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._scratch[:num_bytes]
 
     def read_into(self, target: memoryview, file: Path, *, offset: int) -> None:
         """Fill `target` from byte `offset` on; the system may give less than asked, at most 2 GiB at a time."""

@@ -42,7 +42,7 @@ def read_slices(checkpoint: Checkpoint, wanted: Iterable[tuple[Slice, torch.Tens
                 if rows and columns:
                     found = _read_columns(files, checkpoint.folder / name, stored=stored, columns=columns)
                     region = target[_within(rows, each.rows), _within(columns, each.columns)]
-                    region.copy_(found[:, _within(rows, stored.slice.rows)].t())
+                    region.copy_(found[_within(rows, stored.slice.rows)])
                     num_left -= region.numel()
             if num_left:
                 raise CheckpointRefused(f"{checkpoint.folder}: lacks {num_left:,} elements of {each}")
@@ -50,13 +50,13 @@ def read_slices(checkpoint: Checkpoint, wanted: Iterable[tuple[Slice, torch.Tens
 
 
 def _read_columns(files: FileReader, file: Path, *, stored: Stored, columns: Interval) -> torch.Tensor:
-    """Some columns of a stored slice, as (columns, rows), in the dtype on disk."""
+    """Some columns of a stored slice, in the dtype on disk; gone when the next are read."""
     num_columns, num_rows = columns[1] - columns[0], stored.slice.shape[0]
     column_bytes = stored.num_bytes // stored.slice.shape[1]
     start, stop = ((column - stored.slice.columns[0]) * column_bytes for column in columns)
     first = start - start % BLOCK_BYTES
     last = min(stop + -stop % BLOCK_BYTES, stored.num_bytes)
-    content = torch.empty(last - first, dtype=torch.uint8)
+    content = files.scratch(last - first)
     view = memoryview(content.numpy())
     try:
         files.read_into(view, file, offset=stored.offset + first)
@@ -69,7 +69,9 @@ def _read_columns(files: FileReader, file: Path, *, stored: Stored, columns: Int
                 f"{file}: is damaged: the {BLOCK_BYTES:,} bytes from byte {at:,} on, in {stored.slice.name} "
                 f"({stored.slice.kind}), have the checksum {found}, the manifest says {needed}"
             )
-    return content[start - first : stop - first].view(DTYPES[stored.dtype]).view(num_columns, num_rows)
+    numbers = content[start - first : stop - first].view(DTYPES[stored.dtype])
+    # One row is not transposed: torch would do it at 0.3 GB/s, where it copies 1.2.
+    return numbers.view(1, -1) if num_rows == 1 else numbers.view(num_columns, num_rows).t()
 
 
 def _checksums(content: memoryview, stored: Stored, *, first: int) -> Iterator[tuple[str, str]]:
