@@ -188,7 +188,7 @@ class Trainer:
         """Clip, update without communication, and gather the updated parameters."""
         with record_function("optimizer"):
             gradients.clip(self.job.config.train.clip, norm=norm)
-            self.optimizer.step(gradients.by_members(), lr=lr)
+            self.optimizer.step(gradients.tiles, lr=lr)
 
     def loss(self, rows: Rows, *, num_tokens: int) -> torch.Tensor:
         """The loss of the targets in these rows, summed and divided by `num_tokens`."""
