@@ -41,6 +41,10 @@ class RankFailed(UnevenError):
     """A rank raised or died; carries the rank's own traceback."""
 
 
+class PeerLost(UnevenError):
+    """An operation will not be finished: a device is gone, or its job goes on with others."""
+
+
 class HostLost(UnevenError):
     """A host of the job did not come, or is gone."""
 

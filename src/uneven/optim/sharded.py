@@ -83,7 +83,10 @@ class ShardedOptimizer:
             if state.master is not None:
                 copy_common(self.parameters, flat_tiles(state.master, state.shard.parts))
         moves = transfers(states_held(plan, shards), parameters_held(plan), structure=plan.structure)
-        self._gather = Exchange(moves, source=self.parameters, target=self.parameters, world=world, purpose=PURPOSE)
+        self._gather: Exchange | None = None
+        if moves:  # on all ranks, or on none
+            group = world.everyone(purpose=PURPOSE)
+            self._gather = Exchange(moves, source=self.parameters, target=self.parameters, group=group)
         self._gradients: Tiles = {}
         self._runs: tuple[_Run, ...] = ()
 
@@ -109,7 +112,8 @@ class ShardedOptimizer:
 
     def gather(self) -> None:
         """The other part: receive the new values of all that is kept elsewhere."""
-        self._gather.run(dtype=self.dtype)
+        if self._gather is not None:
+            self._gather.run(dtype=self.dtype)
 
     def tiles(self, kind: str) -> Tiles:
         """The tiles of the state that is kept here: of "exp_avg", "exp_avg_sq" or, where there are any, "master"."""
@@ -156,7 +160,7 @@ def _join(first: _Run, second: _Run) -> _Run | None:
 def _strip(run: _Run) -> Strip:
     state, own, gradient = run.state, run.own, run.gradient
     values = torch.cat([place.reshape(-1) for place in run.values]) if state.master is None else state.master[own]
-    # A part of a row-parallel weight is no run of memory: its gradient stays where it is, and the others take its shape.
+    # A part of a row-parallel weight is no run of memory: its gradient stays, the others take its shape.
     shape = (-1,) if gradient.is_contiguous() else gradient.shape
     flats = [flat.view(shape) for flat in (values, state.exp_avg[own], state.exp_avg_sq[own])]
     return Strip(flats[0], gradient.view(shape), flats[1], flats[2], state.step, decays=run.values[0].ndim >= 2)

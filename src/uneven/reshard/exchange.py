@@ -11,7 +11,7 @@ from typing import final
 
 import torch
 
-from uneven.comm import World
+from uneven.comm import Group
 from uneven.layout import Transfer
 from uneven.reshard.tiles import Tiles, cut
 
@@ -48,34 +48,31 @@ class _Batch:
 
 @final
 class Exchange:
-    """Transfers between the devices of a world, from tiles of one set into tiles of another; may run many times.
+    """Transfers between the devices of a group, from tiles of one set into tiles of another; may run many times.
 
-    Constructed and run by every device of the world, with the same transfers.
+    Run by every device of the group, with the same transfers, of which there is at least one.
     """
 
-    def __init__(self, moves: Sequence[Transfer], *, source: Tiles, target: Tiles, world: World, purpose: str) -> None:
-        # Whether anything moves is equal on all ranks, and so is the number of batches.
-        self._group = world.everyone(purpose=purpose) if moves else None
-        self._torch_device = world.torch_device
+    def __init__(self, moves: Sequence[Transfer], *, source: Tiles, target: Tiles, group: Group) -> None:
+        self._group = group
         self._batches = []
+        device = group.devices[group.rank]
         for batch in _batches(moves):
-            mine = [move for move in batch if move.source == world.device]
-            theirs = [move for move in batch if move.destination == world.device]
+            mine = [move for move in batch if move.source == device]
+            theirs = [move for move in batch if move.destination == device]
             self._batches.append(
                 _Batch(
-                    tuple(_blocks([m for m in mine if m.destination == peer], source) for peer in world.devices),
-                    tuple(_blocks([m for m in theirs if m.source == peer], target) for peer in world.devices),
+                    tuple(_blocks([m for m in mine if m.destination == peer], source) for peer in group.devices),
+                    tuple(_blocks([m for m in theirs if m.source == peer], target) for peer in group.devices),
                 )
             )
 
     @torch.no_grad()
     def run(self, *, dtype: torch.dtype) -> None:
         """Move everything; elements travel as `dtype`."""
-        if self._group is None:
-            return
         for batch in self._batches:
             send, receive = _counts(batch.outgoing), _counts(batch.incoming)
-            message = torch.empty(sum(send), dtype=dtype, device=self._torch_device)
+            message = torch.empty(sum(send), dtype=dtype, device=self._group.torch_device)
             for block, part in _places(batch.outgoing, message):
                 for place, view in block.pairs(part):
                     place.copy_(view)
