@@ -54,7 +54,7 @@ class Group:
         self.purpose = purpose
         self.pulse = pulse
         self.torch_device = torch_device
-        self._traffic = traffic
+        self.traffic = traffic
         self._process_group: dist.ProcessGroup | None = None
         self._under_way: list[dist.Work] = []
 
@@ -160,7 +160,7 @@ class Group:
 
     def _record(self, operation: Operation, tensor: torch.Tensor) -> None:
         if self.size > 1:
-            self._traffic.record(
+            self.traffic.record(
                 self.purpose,
                 operation,
                 num_bytes=tensor.numel() * tensor.element_size(),

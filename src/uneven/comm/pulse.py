@@ -13,13 +13,15 @@ from typing import final
 class Pulse:
     """`num_beats` grows whenever the main thread has got on; `waiting` names the purpose of the group it waits for.
 
-    `on_wait` is called with True where the main thread begins to wait for others, and with False after.
+    `on_wait` is called with True where the main thread begins to wait for others, and with False after; `on_reach`
+    where it comes to a named point of a step.
     """
 
-    def __init__(self, on_wait: Callable[[bool], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.num_beats = 0
         self.waiting = ""
-        self.on_wait = on_wait
+        self.on_wait: Callable[[bool], None] | None = None
+        self.on_reach: Callable[[str], None] | None = None
         self._interrupted = threading.Event()
 
     @property
@@ -37,6 +39,11 @@ class Pulse:
     def beat(self) -> None:
         """The main thread has got on."""
         self.num_beats += 1
+
+    def reach(self, point: str) -> None:
+        """The main thread is at a named point, where a test may want to stop it."""
+        if self.on_reach is not None:
+            self.on_reach(point)
 
     @contextmanager
     def wait(self, purpose: str) -> Iterator[None]:

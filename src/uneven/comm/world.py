@@ -122,13 +122,23 @@ class World:
         again by `group`; all others are gone.
         """
         for group in self._groups.values():
-            abandoned = group.disconnect()
-            if abandoned is not None:
-                self._abandoned.append(abandoned)
-        self._abandoned = [each for each in self._abandoned if not each.is_at_rest]
+            self._abandon(group)
         self.devices = tuple(devices)
         self._groups = {key: group for key, group in self._groups.items() if set(group.devices) <= set(devices)}
         self._store = dist.PrefixStore(f"generation-{generation}", self._meet())
+
+    def narrow(self, devices: Sequence[int]) -> None:
+        """Go on with some of the devices, on the connections that there are between them."""
+        self.devices = tuple(devices)
+        for key, group in list(self._groups.items()):
+            if not set(group.devices) <= set(devices):
+                self._abandon(self._groups.pop(key))
+
+    def _abandon(self, group: Group) -> None:
+        abandoned = group.disconnect()
+        if abandoned is not None:
+            self._abandoned.append(abandoned)
+        self._abandoned = [each for each in self._abandoned if not each.is_at_rest]
 
     def interrupt(self) -> None:
         """Make this rank's main thread give up what it waits for. Called by another thread."""

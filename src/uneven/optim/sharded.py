@@ -27,7 +27,7 @@ class ShardState:
 
     def __init__(self, shard: StateShard, *, dtype: torch.dtype, torch_device: torch.device) -> None:
         """Zeros; `dtype` is the model's."""
-        precision = torch.float64 if dtype == torch.float64 else torch.float32
+        precision = precision_of(dtype)
         self.shard = shard
         self.step = 0
         self.exp_avg = torch.zeros(shard.num_elements, dtype=precision, device=torch_device)
@@ -43,6 +43,11 @@ class ShardState:
     @property
     def num_bytes(self) -> int:
         return sum(flat.numel() * flat.element_size() for flat in self.kinds.values())
+
+
+def precision_of(dtype: torch.dtype) -> torch.dtype:
+    """That of the state of a model in `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class _Run(NamedTuple):
@@ -79,16 +84,31 @@ class ShardedOptimizer:
             for shard in shards
             if world.device in shard.holders
         )
-        for state in self.states:
-            if state.master is not None:
-                copy_common(self.parameters, flat_tiles(state.master, state.shard.parts))
+        self.set_masters()
         moves = transfers(states_held(plan, shards), parameters_held(plan), structure=plan.structure)
         self._gather: Exchange | None = None
         if moves:  # on all ranks, or on none
-            group = world.everyone(purpose=PURPOSE)
+            group = world.group(plan.devices, purpose=PURPOSE)
             self._gather = Exchange(moves, source=self.parameters, target=self.parameters, group=group)
         self._gradients: Tiles = {}
         self._runs: tuple[_Run, ...] = ()
+
+    def set_masters(self) -> None:
+        """Take master weights from the parameters, which something else has set."""
+        for state in self.states:
+            if state.master is not None:
+                copy_common(self.parameters, flat_tiles(state.master, state.shard.parts))
+
+    @property
+    def precision(self) -> torch.dtype:
+        """That of the state."""
+        return precision_of(self.dtype)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the state of an element consists of."""
+        moments = ("exp_avg", "exp_avg_sq")
+        return moments if self.dtype == self.precision else (*moments, "master")
 
     def step(self, gradients: Tiles, *, lr: float) -> None:
         """Update every parameter by its gradient (`Gradients.tiles`), at learning rate `lr`."""
