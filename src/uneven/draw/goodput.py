@@ -19,6 +19,7 @@ from uneven.goodput import KINDS, DeviceTime, Event, Kind, Report, Timeline
 WIDTH = 10.0
 MOST_ROWS = 64
 """Of more devices, those with the least goodput are drawn."""
+MOST_COLUMNS = 7
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = HUES
 KIND_COLOURS: Mapping[Kind, str] = MappingProxyType(
     {
@@ -58,7 +59,7 @@ def draw_bars(report: Report) -> Drawn:
     for kind in _kinds_in(report):
         shares = [100 * device.seconds.get(kind, 0.0) / device.wall_s if device.wall_s else 0.0 for device in devices]
         bars = axes.barh(range(len(devices)), shares, left=left, height=0.72, color=KIND_COLOURS[kind], linewidth=0)
-        for device, bar, share in zip(devices, bars, shares, strict=True):
+        for device, bar in zip(devices, bars, strict=True):
             bar.set_gid(f"bar-{device.device}-{kind}")
             tips[bar.get_gid()] = _tip(device, kind)
         left = [before + share for before, share in zip(left, shares, strict=True)]
@@ -82,7 +83,9 @@ def draw_timeline(report: Report, timeline: Timeline) -> Drawn:
             top = [low - 0.72 * each[kind] / timeline.bin_s for low, each in zip(floor, bins, strict=True)]
             if top != floor:
                 steps = [[*values, values[-1]] for values in (floor, top)]
-                area = axes.fill_between(edges, *steps, step="post", color=KIND_COLOURS[kind], linewidth=0)
+                has = [low != high for low, high in zip(floor, top, strict=True)]
+                where = [before or here for before, here in zip([False, *has], [*has, False], strict=True)]
+                area = axes.fill_between(edges, *steps, where, step="post", color=KIND_COLOURS[kind], linewidth=0)
                 area.set_gid(f"row-{device.device}-{kind}")
                 tips[area.get_gid()] = _tip(device, kind)
             floor = top
@@ -153,16 +156,17 @@ def _rows(devices: list[DeviceTime], *, report: Report, extra: float) -> tuple[F
 
 
 def _finish(figure: Figure, axes: Any, *, kinds: Sequence[Kind], marks: Sequence[str]) -> None:
-    """Legend and ink."""
-    patches: list[Any] = [Patch(color=KIND_COLOURS[kind], label=kind_name(kind)) for kind in kinds]
+    """Legends and ink."""
+    patches = [Patch(color=KIND_COLOURS[kind], label=kind_name(kind)) for kind in kinds]
+    points = []
     for kind in marks:
         mark = MARKS.get(kind, OTHER_MARK)
-        patches += axes.plot([], [], marker=mark, linestyle="", label=kind, **_mark_style(mark))
-    if patches:
-        columns = math.ceil(len(patches) / math.ceil(len(patches) / 7))
-        figure.legend(
-            handles=patches, loc="outside upper left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK
-        )
+        points += axes.plot([], [], marker=mark, linestyle="", label=kind, **_mark_style(mark))
+    for handles, place in ((patches, "upper"), (points, "lower")):
+        if handles:
+            columns = math.ceil(len(handles) / math.ceil(len(handles) / MOST_COLUMNS))
+            where = f"outside {place} left"
+            figure.legend(handles=handles, loc=where, ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(FAINT_INK)
     axes.tick_params(axis="y", length=0)

@@ -43,7 +43,9 @@ def inline_svg(figure: Figure, *, name: str, tips: Mapping[str, str]) -> str:
     file = io.BytesIO()
     _write(figure, file, kind="svg")
     text = file.getvalue().decode()
-    text = text[text.index("<svg") :]
+    # Without its prologue and metadata, and without the digits that nobody sees, which are half of it.
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
     for colour, variable in ((INK, "ink"), (FAINT_INK, "faint"), (FAINT_LINE, "line"), (PAPER, "paper")):
         text = text.replace(colour, f"var(--{variable})")
     for gid, tip in tips.items():

@@ -88,7 +88,7 @@ class Ledger:
             incarnation.hear(seconds, self._now(at))
 
     def failed(self, device: int, *, last_alive_at: float, noticed_at: float) -> None:
-        """It moved last at `last_alive_at`; what it did since its last report is lost. From `noticed_at` it is absent."""
+        """It moved last at `last_alive_at`; what it did since its last report is lost. Then it is absent."""
         noticed_at = self._now(noticed_at)
         lost = self._present(device, noticed_at)
         told_s = lost.began_s if lost.heard_s is None else lost.heard_s
