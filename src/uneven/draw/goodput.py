@@ -147,7 +147,7 @@ def _rows(devices: list[DeviceTime], *, report: Report, extra: float) -> tuple[F
     figure = blank_picture(WIDTH, 1.5 + 0.34 * max(len(devices), 1) + extra)
     figure.set_layout_engine("constrained")
     axes = figure.add_subplot()
-    axes.set_ylim(len(devices) - 0.5, -0.5)
+    axes.set_ylim(max(len(devices), 1) - 0.5, -0.5)
     axes.set_yticks(range(len(devices)), [f"device {device.device}" for device in devices])
     if len(devices) < len(report.devices):
         title = f"the {len(devices)} of {len(report.devices):,} devices with the least goodput"
