@@ -18,7 +18,7 @@ from uneven.goodput.kinds import Kind, Seconds, check_kinds, every_kind
 class _Incarnation:
     """One process of a device: there until `gone_s`, absent until `closed_s`."""
 
-    def __init__(self, device: int, number: int, began_s: float) -> None:
+    def __init__(self, device: int, *, number: int, began_s: float) -> None:
         self.device = device
         self.number = number
         self.began_s = began_s
@@ -147,7 +147,7 @@ class Ledger:
             before.closed_s = at
         number = self._numbers.get(device, 0)
         self._numbers[device] = number + 1
-        self._newest[device] = _Incarnation(device, number, at)
+        self._newest[device] = _Incarnation(device, number=number, began_s=at)
         self._incarnations.append(self._newest[device])
         return self._newest[device]
 
