@@ -169,7 +169,7 @@ def test_resumed_job_goes_on_and_the_gap_belongs_to_nobody(tmp_path):
         ledger.count(10, is_committed=True)
         ledger.flush(9.0)
     with path.open("ab") as file:
-        file.write(b'{"device": 0, "incar')  # the launcher was killed
+        file.write(b'{"device": 0, "incar' + b" " * 2000)  # the launcher was killed
     with Ledger(path, num_parameters=7) as ledger:
         assert ledger.began_s == 9
         ledger.started(0, ledger.began_s + 1)
@@ -184,6 +184,7 @@ def test_resumed_job_goes_on_and_the_gap_belongs_to_nobody(tmp_path):
         (0, 1): {"startup": 2, "useful": 3},
         (1, 0): {"startup": 5},
     }
+    assert path.read_bytes().endswith(b"}\n")
     found = read_book(path)
     assert Report.of(found) == Report.of(book)
     assert (found.time_s, found.resumed_s, found.tokens) == (15, (9,), Tokens(10, 15))
