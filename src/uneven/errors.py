@@ -33,6 +33,10 @@ class DataError(InputError):
     """A corpus or tokenizer can't be used."""
 
 
+class GoodputError(InputError):
+    """An account of time contradicts itself, or its files can't be read."""
+
+
 class CheckpointError(UnevenError):
     """A model folder can't be written or read."""
 
