@@ -49,6 +49,10 @@ class PeerLost(UnevenError):
     """An operation will not be finished: a device is gone, or its job goes on with others."""
 
 
+class QuorumLost(UnevenError):
+    """The devices that are left can't go on with their job."""
+
+
 class HostLost(UnevenError):
     """A host of the job did not come, or is gone."""
 

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from uneven.comm import Group, World
 from uneven.elastic.division import PURPOSE, Division, Inventory, Recipe, move, share_buffers
-from uneven.elastic.quorum import Quorum, Settled, Trouble
+from uneven.elastic.faults import Point, Reached, Stops
+from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Trouble
 from uneven.elastic.status import NEVER, NUM_VALUES, Status, Verdict, exchange
 from uneven.errors import PeerLost, UnevenError
 from uneven.launch.rank import Mailbox
@@ -82,16 +83,30 @@ class Member:
         self._offer: _Offer | None = None
         self._entered = NEVER
         self._must_settle = True
+        self._is_over = False
         self._announced: Quorum | None = None
         self._news = threading.Condition()
+        self._stops: tuple[Point, ...] = ()
+        world.pulse.on_reach = self._reach
         mailbox.listen(self._hear, pulse=world.pulse)
+        mailbox.post(Ready())
 
     # What a loop sees
+
+    @property
+    def generation(self) -> int:
+        """The generation whose plan is in force; whoever remembers what others may not know forgets it with this."""
+        return self._status.adopted
 
     @property
     def step(self) -> int:
         """How many steps have been committed."""
         return self._status.step
+
+    @property
+    def num_updates(self) -> int:
+        """How many of them have changed the weights."""
+        return self._status.num_updates
 
     @property
     def skipped_in_row(self) -> int:
@@ -181,9 +196,27 @@ class Member:
             values=tuple(sums),
         )
 
+    def _reach(self, phase: str) -> None:
+        """Stop at a point where a fault is to happen."""
+        step = self._status.step + 1
+        for point in self._stops:
+            if point.phase == phase and point.step in (None, step):
+                self._stops = tuple(other for other in self._stops if other is not point)
+                self.mailbox.post(Reached(point, step))
+                with self.world.pulse.wait("fault"):
+                    threading.Event().wait()  # for what is to happen from outside
+
     # Quorums
 
     def _hear(self, command: Any) -> bool:
+        if isinstance(command, Stops):
+            self._stops = command.points
+            return True
+        if isinstance(command, Over):
+            with self._news:
+                self._is_over = True
+                self._news.notify()
+            return True
         if not isinstance(command, Quorum):
             return False
         with self._news:
@@ -200,7 +233,9 @@ class Member:
     def _await_quorum(self) -> Quorum:
         """The newest quorum, once there is one that this rank has not tried to enter."""
         with self.world.pulse.wait("quorum"), self._news:
-            self._news.wait_for(lambda: self._is_change_announced)
+            self._news.wait_for(lambda: self._is_change_announced or self._is_over)
+            if self._is_over:
+                raise Left(f"the job of device {self.world.device} is over")
             quorum = self._announced
             assert quorum is not None
             self._entered = quorum.generation

@@ -39,6 +39,16 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Over:
+    """To members that wait for a quorum: there will be none, since others have finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A member's first word: it can enter a quorum."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trouble:
     """A member's word that an operation of a generation failed: it waits for the next one."""
 
