@@ -29,7 +29,7 @@ def train(world: World) -> list[float]:
         loss.backward()
         gradients = reducer.finish()
         gradients.clip(1.0, norm=gradients.norm())
-        optimizer.step(gradients.by_members(), lr=3e-3)
+        optimizer.step(gradients.tiles, lr=3e-3)
         losses.append(loss.item())
     return losses
 

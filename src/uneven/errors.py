@@ -33,6 +33,10 @@ class DataError(InputError):
     """A corpus or tokenizer can't be used."""
 
 
+class GoodputError(InputError):
+    """An account of time contradicts itself, or its files can't be read."""
+
+
 class CheckpointError(UnevenError):
     """A checkpoint can't be written."""
 
@@ -43,6 +47,14 @@ class CheckpointRefused(CheckpointError, InputError):
 
 class RankFailed(UnevenError):
     """A rank raised or died; carries the rank's own traceback."""
+
+
+class PeerLost(UnevenError):
+    """An operation will not be finished: a device is gone, or its job goes on with others."""
+
+
+class QuorumLost(UnevenError):
+    """The devices that are left can't go on with their job."""
 
 
 class HostLost(UnevenError):

@@ -16,10 +16,11 @@ import torch
 from tests import models, oracle
 from tests.ranks import parity, test_steps
 from uneven.comm import World
-from uneven.errors import LayoutError
+from uneven.errors import LayoutError, PeerLost
 from uneven.layout import ModelLayout, ParallelPlan, ParameterSpec, Partition, Replicate, Segment, segments, segments_of
 from uneven.parallel import attention, initialize
 from uneven.parallel.loss import IGNORE, VocabParallelLoss
+from uneven.reshard import Tile
 from uneven.sync import GradReducer, buckets
 
 SHORT_TIMEOUT_S = 2.0
@@ -37,10 +38,10 @@ def row_parallel_weights_in_another_order(plan: ParallelPlan, device: int) -> It
     """Every second replica lays the elements of row-parallel gradients into its buffers column by column."""
     original = buckets.Piece
 
-    def piece(dim: int, start: int, length: int, view: torch.Tensor, is_counted: bool) -> buckets.Piece:
-        if dim == 1 and plan.replica_of(device) % 2:
-            view = view.view(view.shape[1], view.shape[0]).t()
-        return original(dim, start, length, view, is_counted)
+    def piece(start: int, tile: Tile, is_counted: bool) -> buckets.Piece:
+        if tile.dim == 1 and plan.replica_of(device) % 2:
+            tile = replace(tile, view=tile.view.view(tile.view.shape[1], tile.view.shape[0]).t())
+        return original(start, tile, is_counted)
 
     with patch.object(buckets, "Piece", piece):
         yield
@@ -112,7 +113,7 @@ def replicated_parameters_summed_with_peers_only(plan: ParallelPlan, device: int
             return segments_of(plan, spec)
         degrees = [replica.layout.devices for replica in plan.replicas]
         peers = [tuple(d[i] for d in degrees if i < len(d)) for i in range(max(map(len, degrees)))]
-        return tuple(Segment(spec.name, None, members, members) for members in sorted(peers))
+        return tuple(Segment(spec.name, spec.whole, members, members) for members in sorted(peers))
 
     with segments_by(rule):
         yield
@@ -160,7 +161,7 @@ def groups_over_dead_slots(plan: ParallelPlan, device: int) -> Iterator[None]:
         if not isinstance(spec.placement, Replicate):
             return segments_of(plan, spec)
         slots = tuple(range(max(plan.devices) + 1))
-        return (Segment(spec.name, None, slots, slots),)
+        return (Segment(spec.name, spec.whole, slots, slots),)
 
     with segments_by(rule):
         yield
@@ -230,7 +231,7 @@ def mutated_error(
     with patch.object(world, "_transport", replace(world._transport, timeout_s=SHORT_TIMEOUT_S)):
         try:
             mutated_gradients(world, mutation, name, plan, rows)
-        except (RuntimeError, LayoutError) as error:
+        except (PeerLost, LayoutError) as error:
             return str(error), time.monotonic() - started
     return None
 
@@ -243,6 +244,6 @@ def group_with_an_absent_member(world: World, absent: int) -> tuple[str, float] 
     with patch.object(world, "_transport", replace(world._transport, timeout_s=SHORT_TIMEOUT_S)):
         try:
             world.everyone(purpose="absent")
-        except RuntimeError as error:
+        except PeerLost as error:
             return str(error), time.monotonic() - started
     return None

@@ -61,7 +61,7 @@ def one_step(world: World, name: str, plan: ParallelPlan) -> dict[str, Any] | No
     loss.backward()
     grads = reducer.finish()
     grads.clip(0.1, norm=grads.norm())
-    ShardedOptimizer(model, plan, world=world).step(grads.by_members(), lr=0.01)
+    ShardedOptimizer(model, plan, world=world).step(grads.tiles, lr=0.01)
     parity.global_loss(world, plan, loss)
     traffic = world.traffic
     sent = {purpose: traffic.sent_bytes(purpose) for purpose in traffic.purposes()}

@@ -108,7 +108,7 @@ def job(world: World, case: Case) -> dict[str, tuple[int, int]]:
         oracle.call(model, mine, num_tokens=rows[:, 1:].size).backward()
         gradients = reducer.finish()
     with stage("step"):
-        optimizer.step(gradients.by_members(), lr=0.1)
+        optimizer.step(gradients.tiles, lr=0.1)
     return found
 
 

@@ -23,8 +23,10 @@ from uneven.layout import (
     ReplicaPlan,
     Replicate,
     Shard,
+    shards_of,
 )
 from uneven.optim import PURPOSE, AdamW, ShardedOptimizer
+from uneven.reshard import Tiles, flat_tiles, tiles_of
 from uneven.sync import GradReducer
 
 COPIES: tuple[Copies, ...] = (1, 2, "all")
@@ -63,17 +65,8 @@ def bundles_by_element(plan: ParallelPlan) -> Counter[tuple[int, ...]]:
 
 
 def kept_elements(plan: ParallelPlan, copies: Copies, *, device: int) -> int:
-    """Of how many elements a device keeps the state: those of `copies` consecutive shards of as many as replicas."""
-    replicas = len(plan.replicas)
-    num_copies = replicas if copies == "all" else min(copies, replicas)
-    own, total = plan.replica_of(device), 0
-    for members, size in bundles_by_element(plan).items():
-        if device in members and num_copies == replicas:
-            total += size
-        elif device in members:
-            shards = [(own - k) % replicas for k in range(num_copies)]
-            total += sum(size * (i + 1) // replicas - size * i // replicas for i in shards)
-    return total
+    """Of how many elements a device keeps the state."""
+    return sum(shard.num_elements for shard in shards_of(plan, copies) if device in shard.holders)
 
 
 def held_elements(plan: ParallelPlan, *, device: int) -> int:
@@ -157,7 +150,7 @@ def build(world: World, plan: ParallelPlan, dtype: torch.dtype, copies: Copies) 
     reducer = GradReducer(model, plan, world=world, bucket_bytes=parity.SMALL_BUCKETS)
     optimizer = ShardedOptimizer(model, plan, world=world, copies=copies)
     reducer.begin(0)
-    optimizer.step(reducer.finish().by_members(), lr=0.1)
+    optimizer.step(reducer.finish().tiles, lr=0.1)
     num_bytes = sum(state.num_bytes for state in optimizer.states)
     return num_bytes, int(world.traffic.sent_bytes(PURPOSE)), world.traffic.received_bytes(PURPOSE)
 
@@ -180,13 +173,13 @@ def test_state_and_gather_take_the_bytes_of_their_shards(
 
 @pytest.mark.parametrize("world", ["2+2+2", "2+2+2+2"])
 def test_devices_send_as_much_as_they_receive(pool: RankPool, world: str) -> None:
-    """But for rounding to whole elements, where every replica has one device for each part."""
+    """But for rounding to whole slices, where every replica has one device for each part."""
     plan = built_plan(world)
-    num_bundles = len(bundles_by_element(plan))
+    slices = sum(spec.num_elements // spec.shape[spec.dim] for spec in plan.structure.parameters)
     for copies in (1, 2):
         for _, sent, received in pool.run(build, plan, torch.float32, copies, num_ranks=len(plan.devices)):
             assert received > 0
-            assert abs(sent - received) <= 4 * num_bundles * len(plan.replicas)
+            assert abs(sent - received) <= 4 * slices * len(plan.replicas)
 
 
 # The rule, on one device
@@ -201,6 +194,11 @@ def alone(model: nn.Module) -> tuple[ParallelPlan, World]:
     return ParallelPlan((ReplicaPlan(layout, 1),)), oracle.lone_world()
 
 
+def whole_tiles(plan: ParallelPlan, tensors: dict[str, torch.Tensor]) -> Tiles:
+    specs = {spec.name: spec for spec in plan.structure.parameters}
+    return {name: tiles_of(tensor, specs[name], specs[name].whole) for name, tensor in tensors.items()}
+
+
 def test_masters_of_bf16_weights_are_fp32() -> None:
     """Updates of a tenth of a bf16 step add up. In bf16 alone each of them would be rounded away."""
     model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
@@ -210,7 +208,7 @@ def test_masters_of_bf16_weights_are_fp32() -> None:
     optimizer = ShardedOptimizer(model, plan, world=world, rule=AdamW(weight_decay=0.0))
     bf16_step = 2.0**-8
     for _ in range(20):
-        optimizer.step({(0,): [torch.ones(16)]}, lr=bf16_step / 10)
+        optimizer.step(whole_tiles(plan, {"weight": torch.ones(4, 4)}), lr=bf16_step / 10)
     assert torch.equal(model.weight, torch.full((4, 4), 1 - 2 * bf16_step, dtype=torch.bfloat16))
 
 
@@ -220,7 +218,7 @@ def test_norms_and_biases_do_not_decay() -> None:
     before: dict[str, Any] = {name: p.detach().clone() for name, p in model.named_parameters()}
     plan, world = alone(model)
     optimizer = ShardedOptimizer(model, plan, world=world, rule=AdamW(weight_decay=0.5))
-    optimizer.step({(0,): [torch.zeros(15, dtype=torch.float64)]}, lr=0.1)
+    optimizer.step(whole_tiles(plan, {name: torch.zeros_like(p) for name, p in before.items()}), lr=0.1)
     for name, parameter in model.named_parameters():
         factor = 0.95 if name == "0.weight" else 1.0
         torch.testing.assert_close(parameter.detach(), factor * before[name], rtol=1e-15, atol=0)
@@ -241,9 +239,14 @@ def test_an_update_has_the_bits_of_torchs_adamw_wherever_a_bundle_is_cut(dtype: 
     for _ in range(5):
         for parameter in reference.parameters():
             parameter.grad = torch.randn_like(parameter)
-        # The bundle has the parameters in reverse order; it comes in two buffers, cut between the layers.
-        last, first = ([layer.bias.grad, layer.weight.grad.flatten()] for layer in (reference[1], reference[0]))
-        optimizer.step({(0,): [torch.cat(last), torch.cat(first)]}, lr=0.01)
+        # In the order of a bundle, the reverse one, and in two buffers, so that runs are joined and not joined.
+        gradients = {}
+        for layer in (1, 0):
+            names = (f"{layer}.bias", f"{layer}.weight")
+            buffer = torch.cat([reference.get_parameter(name).grad.flatten() for name in names])
+            entries = tuple((plan.structure.parameter(name), plan.structure.parameter(name).whole) for name in names)
+            gradients |= flat_tiles(buffer, entries)
+        optimizer.step(gradients, lr=0.01)
         needed.step()
         for found, wanted in zip(model.parameters(), reference.parameters(), strict=True):
             assert torch.equal(found, wanted)

@@ -80,11 +80,7 @@ class OptimizerFacts:
 
     @classmethod
     def of(cls, optimizer: ShardedOptimizer, world: World) -> "OptimizerFacts":
-        kinds = ("exp_avg", "exp_avg_sq", "master")
-        states = {
-            state.shard: {kind: getattr(state, kind).numpy() for kind in kinds if getattr(state, kind) is not None}
-            for state in optimizer.states
-        }
+        states = {state.shard: {kind: flat.numpy() for kind, flat in state.kinds.items()} for state in optimizer.states}
         steps = {state.shard: state.step for state in optimizer.states}
         sent, received = world.traffic.sent_bytes(PURPOSE), world.traffic.received_bytes(PURPOSE)
         return cls(steps, states, sum(state.num_bytes for state in optimizer.states), int(sent), received)
@@ -118,7 +114,7 @@ def train(world: World, course: Course, plan: ParallelPlan) -> Outcome:
         norms.append(grads.norm())
         grads.clip(course.max_norm, norm=norms[-1])
         dtypes |= {grad.dtype for grad in grads.by_name().values()}
-        optimizer.step(grads.by_members(), lr=SCHEDULE.learning_rate(step))
+        optimizer.step(grads.tiles, lr=SCHEDULE.learning_rate(step))
         losses.append(parity.global_loss(world, plan, total))
     return Outcome(losses, norms, as_arrays(model), frozenset(dtypes), OptimizerFacts.of(optimizer, world))
 

@@ -17,7 +17,17 @@ def model(**changes):
 
 
 def test_package_exports_what_it_promises():
-    assert draw.__all__ == ["KV_HEADS", "Held", "Holding", "draw_loss", "draw_plan", "holdings_of"]
+    assert draw.__all__ == [
+        "KV_HEADS",
+        "Held",
+        "Holding",
+        "TextTable",
+        "draw_loss",
+        "draw_plan",
+        "goodput_page",
+        "holdings_of",
+        "tables_of",
+    ]
     assert all(hasattr(draw, name) for name in draw.__all__)
 
 

@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from tests.unit.test_layout_plan import STRUCTURE, plans
 from uneven.errors import PlanError
-from uneven.layout import ParallelPlan, Shard, StateShard, bundle_sizes, bundles_of, shards_of, slabs_of
+from uneven.layout import (
+    ParallelPlan,
+    bundle_sizes,
+    bundles_of,
+    common,
+    length,
+    parameters_held,
+    shards_of,
+    slabs_of,
+    states_held,
+    transfers,
+    union,
+    without,
+)
 
 COPIES = st.one_of(st.integers(1, 4), st.just("all"))
 
@@ -36,27 +49,27 @@ def test_slabs_are_a_local_tensor_cut_in_pieces(plan: ParallelPlan) -> None:
         for spec, segment in entries:
             slabs = slabs_of(spec, segment, layout=layout, device=device)
             assert sum(slab.num_elements for slab in slabs) == spec.count(segment.ranges)
-            if not isinstance(spec.placement, Shard):
-                continue
-            held = [row for start, stop in layout.spec_ranges(spec, device) for row in range(start, stop)]
+            held = [row for start, stop in layout.held(spec, device) for row in range(start, stop)]
+            assert [slab.elements for slab in slabs] == list(segment.ranges)
             found = [held[slab.start : slab.start + slab.shape[slab.dim]] for slab in slabs]
             assert found == [list(range(*each)) for each in segment.ranges]
 
 
 @settings(max_examples=100)
 @given(plan=plans(), copies=COPIES)
-def test_shards_cover_each_bundle_and_lie_in_as_many_replicas_as_there_are_copies(plan: Any, copies: Any) -> None:
+def test_shards_cover_each_segment_and_lie_in_as_many_replicas_as_there_are_copies(plan: Any, copies: Any) -> None:
     shards = shards_of(plan, copies)
     wanted = len(plan.replicas) if copies == "all" else min(copies, len(plan.replicas))
-    for members, size in bundle_sizes(plan).items():
+    num_parts = 1 if wanted == len(plan.replicas) else len(plan.replicas)
+    for members, entries in bundles_of(plan).items():
         mine = [shard for shard in shards if shard.members == members]
-        ends = [end for shard in mine for end in (shard.start, shard.stop)]
-        assert ends == sorted(ends)
-        assert ends[1:-1:2] == ends[2::2]
-        assert (ends[0], ends[-1]) == (0, size)
-        sizes = [shard.num_elements for shard in mine]
-        assert min(sizes) >= 1
-        assert max(sizes) - min(sizes) <= 1
+        assert sum(shard.num_elements for shard in mine) == bundle_sizes(plan)[members]
+        for spec, segment in entries:
+            parts = [common(ranges, segment.ranges) for shard in mine for s, ranges in shard.parts if s == spec]
+            assert union(each for part in parts for each in part) == union(segment.ranges)
+            sizes = [length(part) for part in parts] + [0] * (num_parts - len(parts))
+            assert sum(sizes) == length(segment.ranges)
+            assert max(sizes) - min(sizes) <= 1
         for shard in mine:
             replicas = {plan.replica_of(holder) for holder in shard.holders}
             assert len(replicas) == wanted
@@ -66,33 +79,41 @@ def test_shards_cover_each_bundle_and_lie_in_as_many_replicas_as_there_are_copie
 @settings(max_examples=100)
 @given(plan=plans(), copies=COPIES)
 def test_whoever_does_not_keep_a_shard_gets_it_once_from_a_holder(plan: Any, copies: Any) -> None:
-    for shard in shards_of(plan, copies):
-        transfers = shard.transfers()
-        assert sorted(to for _, to in transfers) == sorted(set(shard.members) - set(shard.holders))
-        loads = [sum(source == holder for source, _ in transfers) for holder in shard.holders]
-        assert sum(loads) == len(transfers)
-        assert max(loads) - min(loads) <= 1
+    kept = states_held(plan, shards_of(plan, copies))
+    moves = transfers(kept, parameters_held(plan), structure=plan.structure)
+    for device, held in parameters_held(plan).items():
+        for spec in plan.structure.parameters:
+            came = [move for move in moves if (move.destination, move.spec) == (device, spec)]
+            assert all(without(move.ranges, kept[move.source].get(spec.name, ())) == () for move in came)
+            parts = [*kept[device].get(spec.name, ()), *(part for move in came for part in move.ranges)]
+            assert union(parts) == held[spec.name]
+            assert length(parts) == length(held[spec.name])
 
 
 def test_three_replicas_keep_two_of_three_shards_each() -> None:
     plan = ParallelPlan.from_shares(STRUCTURE, [[1], [1], [1]])
-    size = sum(spec.num_elements for spec in STRUCTURE.parameters)
-    assert size == 149
-    assert shards_of(plan, 2) == (
-        StateShard((0, 1, 2), 0, 49, (0, 1)),
-        StateShard((0, 1, 2), 49, 99, (1, 2)),
-        StateShard((0, 1, 2), 99, 149, (2, 0)),
-    )
-    assert [shard.transfers() for shard in shards_of(plan, 2)] == [((0, 2),), ((1, 0),), ((2, 1),)]
+    shards = shards_of(plan, 2)
+    assert [(shard.members, shard.holders, shard.num_elements) for shard in shards] == [
+        ((0, 1, 2), (0, 1), 48),
+        ((0, 1, 2), (1, 2), 50),
+        ((0, 1, 2), (2, 0), 51),
+    ]
+    assert [{spec.name: ranges for spec, ranges in shard.parts}["down.weight"] for shard in shards] == [
+        ((0, 7),),
+        ((7, 14),),
+        ((14, 22),),
+    ]
     assert shards_of(plan, 3) == shards_of(plan, 9) == shards_of(plan, "all")
-    assert shards_of(plan, "all") == (StateShard((0, 1, 2), 0, 149, (0, 1, 2)),)
+    (whole,) = shards_of(plan, "all")
+    assert (whole.num_elements, whole.holders) == (149, (0, 1, 2))
+    assert whole.parts == tuple((spec, spec.whole) for spec in reversed(STRUCTURE.parameters))
 
 
 def test_two_replicas_keep_everything_in_both() -> None:
     plan = ParallelPlan.from_shares(STRUCTURE, [[1, 1, 1], [1, 1]])
     shards = shards_of(plan, 2)
     assert [shard.members for shard in shards] == list(bundle_sizes(plan))
-    assert all(shard.holders == shard.members and not shard.transfers() for shard in shards)
+    assert all(shard.holders == shard.members for shard in shards)
 
 
 @pytest.mark.parametrize("copies", [0, -1, 1.0, True, "some", None])

@@ -5,6 +5,7 @@ than one file's worth of the model.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
@@ -13,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from uneven.comm import Group, World
-from uneven.layout import ModelLayout, ParameterSpec, Shard
+from uneven.comm import World
+from uneven.layout import ModelLayout, Transfer, transfers
 from uneven.modelspec import ModelSpec
+from uneven.reshard import Exchange, copy_common, tiles_of
 
 PURPOSE = "export"
 MAX_FILE_BYTES = 4 * 2**30
@@ -67,35 +69,25 @@ def gather_parameters(
 
     Called by all devices of the replica, which consume it in step.
     """
-    group = world.group(layout.devices, purpose=PURPOSE)
+    leader = layout.devices[0]
+    structure = layout.structure
     parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
-    for spec in layout.structure.parameters:
-        yield spec.name, _gather(parameters[spec.name].detach(), spec, layout=layout, group=group)
-
-
-def _gather(local: torch.Tensor, spec: ParameterSpec, *, layout: ModelLayout, group: Group) -> torch.Tensor:
-    """Each element comes from the first device, in the order of the layout, that holds it."""
-    device = group.devices[group.rank]
-    if group.rank > 0:
-        if isinstance(spec.placement, Shard) and local.numel():
-            group.send(local.contiguous(), 0)
-        return local.new_empty(0)
-    whole = torch.empty(spec.shape, dtype=local.dtype)
-    for rank, owner in enumerate(group.devices):
-        ranges = layout.spec_ranges(spec, owner)
-        if not isinstance(spec.placement, Shard) or ranges is None:
-            return whole.copy_(local)
-        shape = layout.local_shape(spec, owner)
-        if 0 in shape:
-            continue
-        part = local if owner == device else group.receive(local.new_empty(shape), rank)
-        offset = 0
-        for start, stop in ranges:
-            whole.narrow(spec.placement.dim, start, stop - start).copy_(
-                part.narrow(spec.placement.dim, offset, stop - start)
-            )
-            offset += stop - start
-    return whole
+    have = {
+        device: {spec.name: layout.held(spec, device) for spec in structure.parameters} for device in layout.devices
+    }
+    moves: defaultdict[str, list[Transfer]] = defaultdict(list)
+    for move in transfers(have, {leader: {s.name: s.whole for s in structure.parameters}}, structure=structure):
+        moves[move.spec.name].append(move)
+    group = world.group(layout.devices, purpose=PURPOSE)
+    for spec in structure.parameters:
+        local = parameters[spec.name].detach()
+        whole = torch.empty(spec.shape if world.device == leader else 0, dtype=local.dtype)
+        source = {spec.name: tiles_of(local, spec, have[world.device][spec.name])}
+        target = {spec.name: tiles_of(whole, spec, spec.whole)} if world.device == leader else {}
+        copy_common(source, target)
+        if moves[spec.name]:  # on all ranks, or on none
+            Exchange(moves[spec.name], source=source, target=target, group=group).run(dtype=local.dtype)
+        yield spec.name, whole
 
 
 @final

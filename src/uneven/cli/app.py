@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from uneven.cli.export import export_app
+from uneven.cli.goodput import goodput_app
 from uneven.cli.launch import launch_app
 from uneven.cli.plan import plan_app
 from uneven.cli.train import train_app
@@ -22,6 +23,7 @@ app.add_typer(train_app)
 app.add_typer(launch_app, name="launch")
 app.add_typer(plan_app, name="plan")
 app.add_typer(export_app)
+app.add_typer(goodput_app)
 
 
 def _show_version(is_wanted: bool) -> None:

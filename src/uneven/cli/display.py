@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from uneven.goodput import Event as JobEvent
 from uneven.train.job import Job
 from uneven.train.records import Check, Evaluation, Outcome, Started, StepRecord, find_traces
 
@@ -81,7 +82,7 @@ class TrainingDisplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._progress.stop()
 
-    def show(self, event: Started | StepRecord | Evaluation | Outcome | Check) -> None:
+    def show(self, event: Started | StepRecord | Evaluation | Outcome | Check | JobEvent) -> None:
         """Take notice of what a run reports."""
         if isinstance(event, Started):
             self._progress.update(self._task, description="training")
@@ -92,8 +93,10 @@ class TrainingDisplay:
         elif isinstance(event, Outcome):
             self._outcome = event
             self._progress.update(self._task, description="checking the saved model")
-        else:
+        elif isinstance(event, Check):
             self._check = event
+        else:
+            self._console.print(tell_event(event), markup=False, highlight=False)
 
     def _show_step(self, record: StepRecord) -> None:
         speed = max(record.tokens, 1) / record.time_s
@@ -146,3 +149,16 @@ class TrainingDisplay:
             self._console.rule("a sample of its text", style="dim")
             self._console.print(check.text, markup=False)
             self._console.rule(style="dim")
+
+
+def tell_event(event: JobEvent) -> str:
+    """A line about what has happened to the job's devices."""
+    device = "" if event.device is None else f" device {event.device}"
+    parts = [f"{event.kind}{device}", f"step {event.step}"]
+    if event.detect_s is not None:
+        parts.append(f"noticed after {event.detect_s:.2f} s")
+    if event.recover_s is not None:
+        parts.append(f"going on after {event.recover_s:.2f} s, {event.bytes_moved or 0:,} bytes moved")
+    if event.text:
+        parts.append(event.text.splitlines()[0])
+    return ", ".join(parts)

@@ -44,6 +44,9 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's new folder; by default runs/DATE-TIME.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="What is to fail on purpose, as in kill:device=2,step=60; may be repeated.")
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Trace a few steps of each rank, for Perfetto.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A key of the configuration, as in train.steps=100.")
@@ -62,6 +65,7 @@ def train(
         "model": model,
         "device": device,
         "log.profile": profile or None,
+        "elastic.faults": fault,
     }
     settings = load_config(config, settings=set_ or (), flags=flags)
     place: Place = context.obj or Place.of(static_job())

@@ -129,6 +129,16 @@ class LogSection(Section):
     profile: bool = False
 
 
+class ElasticSection(Section):
+    """How a job goes on when devices fail. A rank that does not get on for `hang_s` seconds is ended, and counts as
+    dead; by default 20 times the time of a step, at least 5 s. `faults` happen on purpose, as in
+    "kill:device=1,step=60".
+    """
+
+    hang_s: float | None = Field(default=None, ge=0.5, le=604800)
+    faults: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+
+
 class LaunchSection(Section):
     """`threads` of the CPU for each rank (default: an equal part of the cores); bound on a collective in seconds.
 
@@ -158,6 +168,7 @@ class TrainConfig(Section):
     eval: EvalSection = EvalSection()
     sample: SampleSection = SampleSection()
     log: LogSection = LogSection()
+    elastic: ElasticSection = ElasticSection()
     launch: LaunchSection = LaunchSection()
 
     def with_learning_rate(self, *, has_weights: bool) -> "TrainConfig":

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from uneven.draw.palette import FAINT_INK, colours_of
+from uneven.draw.palette import FAINT_INK, FAINT_LINE, colours_of
 from uneven.draw.picture import blank_picture, save_picture
 
 # More points than this are drawn faintly, under a line that averages over a part of them.
@@ -42,7 +42,7 @@ def draw_loss(
             )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.7)
+    axes.grid(axis="y", color=FAINT_LINE, linewidth=0.7)
     axes.set_axisbelow(True)
     labels = axes.get_legend_handles_labels()[1]
     if labels:

@@ -6,6 +6,7 @@ from matplotlib.colors import to_rgb
 
 INK = "#222222"
 FAINT_INK = "#6b6b6b"
+FAINT_LINE = "#e4e4e4"
 PAPER = "#ffffff"
 # Okabe and Ito, "Color Universal Design" (2008), without black, neighbours far apart in hue and lightness.
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")

@@ -70,7 +70,8 @@ class InlineRank:
                 message: Message = self._ours.recv()
                 if message.kind == "error":
                     raise self._fail([message.payload])
-                yield message
+                if message.kind != "beat":
+                    yield message
                 if message.kind == "result":
                     return
             if peers.hear(ready):

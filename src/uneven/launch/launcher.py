@@ -75,6 +75,12 @@ class _Rank:
     lifeline: Connection
     is_done: bool = False
 
+    def close(self) -> None:
+        """Wait for the end of the process, which has been told to end, and close its lines."""
+        self.process.join()
+        self.connection.close()
+        self.lifeline.close()
+
 
 @final
 class Launcher:
@@ -92,31 +98,40 @@ class Launcher:
         self._settings = settings
         self._ranks: list[_Rank] = []
         self._store: Store | None = None
+        self._address = ("", 0)
 
     def __enter__(self) -> Self:
         warm_up()
         settings = self._settings
-        here = settings.site.devices_here(self._devices)
-        self._store, store = share_store(settings)
+        self._store, self._address = share_store(settings)
         if settings.logs is not None:
             # Only now: where hosts share a disk, the first one has made the folder, and checked that it is new.
             settings.logs.mkdir(parents=True, exist_ok=True)
         try:
-            with interrupts_blocked():
-                for index, device in enumerate(here):
-                    rank_settings = RankSettings(
-                        device=device,
-                        devices=self._devices,
-                        store=store,
-                        transport=settings.transport_of(index),
-                        num_threads=settings.threads_for(len(here)),
-                        log=None if settings.logs is None else settings.logs / f"rank-{device}.log",
-                    )
-                    self._ranks.append(self._start(rank_settings))
+            for device in settings.site.devices_here(self._devices):
+                self.start(device)
         except BaseException:
             self.stop()
             raise
         return self
+
+    def start(self, device: int) -> None:
+        """Start the process of a device that is of this host; one that it had before has ended."""
+        settings = self._settings
+        here = settings.site.devices_here(self._devices)
+        for rank in [rank for rank in self._ranks if rank.device == device]:
+            rank.close()
+            self._ranks.remove(rank)
+        rank_settings = RankSettings(
+            device=device,
+            devices=self._devices,
+            store=self._address,
+            transport=settings.transport_of(here.index(device)),
+            num_threads=settings.threads_for(len(here)),
+            log=None if settings.logs is None else settings.logs / f"rank-{device}.log",
+        )
+        with interrupts_blocked():
+            self._ranks.append(self._start(rank_settings))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None:
@@ -163,28 +178,55 @@ class Launcher:
         rank's own error instead where it ended over the user's input; TimeoutError if nothing comes for `timeout_s`.
         """
         peers = self._settings.site.peers
-        while waiting := [rank for rank in self._ranks if not rank.is_done]:
-            lines = [x for r in waiting for x in (r.connection, r.process.sentinel)] + peers.lines
-            ready = mp_connection.wait(lines, timeout_s)
+        while devices := self.running:
+            ready, messages = self._poll(timeout_s)
             if not ready:
-                raise TimeoutError(f"no rank of {[rank.device for rank in waiting]} has reported for {timeout_s} s")
-            for rank in waiting:
-                if rank.connection in ready or rank.process.sentinel in ready:
-                    message = self._receive(rank)
-                    if message.kind == "error":
-                        raise self._fail({rank.device: message.payload})
-                    rank.is_done = message.kind == "result"
+                raise TimeoutError(f"no rank of {devices} has reported for {timeout_s} s")
+            for message in messages:
+                if message.kind in ("error", "end"):
+                    raise self.fail({message.device: message.payload})
+                if message.kind != "beat":
                     yield message
             if peers.hear(ready):
-                raise self._fail({})
+                raise self.fail({})
+
+    @property
+    def running(self) -> list[int]:
+        """The devices whose programs have neither returned nor raised, and whose processes are not known to be dead."""
+        return [rank.device for rank in self._ranks if not rank.is_done]
+
+    def poll(self, timeout_s: float | None = None) -> list[Message]:
+        """What has come from the ranks, at most one message of each, after waiting for the first for `timeout_s`.
+
+        For those who decide themselves what a failure means: an `error` or `end` is a message like any other.
+        """
+        return self._poll(timeout_s)[1]
+
+    def _poll(self, timeout_s: float | None) -> tuple[list[Any], list[Message]]:
+        waiting = [rank for rank in self._ranks if not rank.is_done]
+        lines = [x for r in waiting for x in (r.connection, r.process.sentinel)] + self._settings.site.peers.lines
+        ready = mp_connection.wait(lines, timeout_s)
+        messages = []
+        for rank in waiting:
+            if rank.connection in ready or rank.process.sentinel in ready:
+                message = self._receive(rank)
+                rank.is_done = message.kind in ("result", "error", "end")
+                messages.append(message)
+        return ready, messages
+
+    def kill(self, device: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the process of a device, if it has one that runs."""
+        for rank in self._ranks:
+            if rank.device == device and not rank.is_done and rank.process.is_alive():
+                os.kill(rank.process.pid or 0, number)
 
     def _receive(self, rank: _Rank) -> Message:
-        """The next message of a rank that has one or is dead; a death without a word is an error message too."""
+        """The next message of a rank that has one or is dead; of a death without a word that is of the kind `end`."""
         try:
             # A rank's end closes its line too; a line that stays open means that the zygote, which tells ends, is gone.
             if not rank.connection.poll(GRACE_S):
                 text = "the zygote, from which ranks are forked, has ended, so that their ends can't be seen any more"
-                return Message(rank.device, "error", Failure(0.0, text))
+                return Message(rank.device, "end", Failure(0.0, text))
             message: Message = rank.connection.recv()
             return message
         except (EOFError, ConnectionResetError):
@@ -192,9 +234,9 @@ class Launcher:
             code = rank.process.exitcode or 0
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             text = f"the process ended by {how} without a traceback{self._last_words(rank.device)}"
-            return Message(rank.device, "error", Failure(0.0, text))
+            return Message(rank.device, "end", Failure(0.0, text))
 
-    def _fail(self, failures: dict[int, Failure]) -> UnevenError:
+    def fail(self, failures: dict[int, Failure]) -> UnevenError:
         """End all ranks; the error to raise. `failures`, by device, are those seen so far."""
         deadline = time.monotonic() + GRACE_S
         while others := [r for r in self._ranks if not r.is_done and r.device not in failures]:
@@ -205,7 +247,7 @@ class Launcher:
                 if other.connection in ready:
                     message = self._receive(other)
                     other.is_done = message.kind == "result"
-                    if message.kind == "error":
+                    if message.kind in ("error", "end"):
                         failures[other.device] = message.payload
         self.stop()
         peers = self._settings.site.peers
@@ -226,8 +268,6 @@ class Launcher:
             if rank.process.is_alive():
                 rank.process.kill()
         for rank in self._ranks:
-            rank.process.join()
-            rank.connection.close()
-            rank.lifeline.close()
+            rank.close()
         self._ranks = []
         self._store = None

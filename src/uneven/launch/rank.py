@@ -2,22 +2,28 @@
 
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, final
 
 import torch
 
-from uneven.comm import Transport, World, connect_store
+from uneven.comm import Pulse, Transport, World, connect_store
 from uneven.errors import UnevenError
 from uneven.launch.failure import Failure
+
+BEAT_S = 0.2
+"""How often a rank that hears nothing says that it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +43,23 @@ class RankSettings:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """From a rank to its launcher. Kinds: `post` and `result` carry a program's payload, `error` a Failure."""
+    """From a rank to its launcher.
+
+    Kinds: `post` and `result` carry a program's payload, `error` a Failure, `beat` a Beat. `end` is the launcher's own
+    word that a process has ended without any, with a Failure that says how.
+    """
 
     device: int
     kind: str
     payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life: how often the main thread has got on, and what it waits for, "" if for nobody."""
+
+    num_beats: int
+    waiting: str
 
 
 @final
@@ -51,18 +69,42 @@ class Mailbox:
     def __init__(self, device: int, connection: Connection) -> None:
         self._device = device
         self._connection = connection
+        self._sending = threading.Lock()
+        self._commands: queue.SimpleQueue[Any] | None = None
 
     def post(self, payload: Any, *, kind: str = "post") -> None:
-        """Send anything that pickles."""
-        self._connection.send(Message(self._device, kind, payload))
+        """Send anything that pickles. Called by any thread."""
+        with self._sending:
+            self._connection.send(Message(self._device, kind, payload))
+
+    def listen(self, hear: Callable[[Any], bool], *, pulse: Pulse) -> None:
+        """From now on a thread takes the commands: to `hear`, and to `poll` and `wait` where it returns False.
+
+        It also tells the launcher, several times a second, whether the main thread gets on.
+        """
+        self._commands = queue.SimpleQueue()
+        threading.Thread(target=self._serve, args=(hear, pulse), name="mailbox", daemon=True).start()
+
+    def _serve(self, hear: Callable[[Any], bool], pulse: Pulse) -> None:
+        assert self._commands is not None
+        with suppress(EOFError, OSError):  # the launcher is gone, and the lifeline ends this process
+            while True:
+                if self._connection.poll(BEAT_S):
+                    command = self._connection.recv()
+                    if not hear(command):
+                        self._commands.put(command)
+                else:
+                    self.post(Beat(pulse.num_beats, pulse.waiting), kind="beat")
 
     def poll(self) -> Any | None:
         """The next command of the launcher, None if there is none yet."""
+        if self._commands is not None:
+            return None if self._commands.empty() else self._commands.get()
         return self._connection.recv() if self._connection.poll() else None
 
     def wait(self) -> Any:
         """The next command of the launcher, however long it takes."""
-        return self._connection.recv()
+        return self._connection.recv() if self._commands is None else self._commands.get()
 
 
 Program = Callable[..., Any]
@@ -92,8 +134,8 @@ def run_program(settings: RankSettings, mailbox: Mailbox, *, program: Program, a
     """Join the job, run the program, and post its result or why there is none; whether there is one."""
     torch.set_num_threads(settings.num_threads)
     try:
-        store = connect_store(*settings.store, timeout_s=settings.transport.timeout_s)
-        world = World(settings.device, settings.devices, store=store, transport=settings.transport)
+        meet = partial(connect_store, *settings.store, timeout_s=settings.transport.timeout_s)
+        world = World(settings.device, settings.devices, store=meet, transport=settings.transport)
         mailbox.post(program(world, mailbox, *args), kind="result")
     except BaseException as error:
         now = time.time()

@@ -49,11 +49,23 @@ class ParameterSpec:
     def num_elements(self) -> int:
         return prod(self.shape)
 
-    def count(self, ranges: tuple[Interval, ...] | None) -> int:
-        """How many elements lie in `ranges` along the divided dimension; all of them for None."""
-        if ranges is None or not isinstance(self.placement, Shard):
-            return self.num_elements
-        return self.num_elements // self.shape[self.placement.dim] * sum(stop - start for start, stop in ranges)
+    @property
+    def dim(self) -> int:
+        """The dimension along which parts of it are told: the divided one, or the first of what every device holds."""
+        return self.placement.dim if isinstance(self.placement, Shard) else 0
+
+    @property
+    def whole(self) -> tuple[Interval, ...]:
+        """All of it, as ranges along `dim`."""
+        return ((0, self.shape[self.dim]),)
+
+    def count(self, ranges: tuple[Interval, ...]) -> int:
+        """How many elements lie in `ranges` along `dim`."""
+        return self.num_elements // self.shape[self.dim] * sum(stop - start for start, stop in ranges)
+
+    def part_shape(self, size: int) -> tuple[int, ...]:
+        """The shape of `size` slices along `dim`."""
+        return (*self.shape[: self.dim], size, *self.shape[self.dim + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +186,14 @@ class ModelLayout:
             return None
         return spec.placement.ranges(self.partitions[spec.placement.module].intervals(device))
 
+    def held(self, spec: ParameterSpec, device: int) -> tuple[Interval, ...]:
+        """What `device` holds of `spec`, as ranges along its `dim`, ascending; its local tensor has them end to end."""
+        ranges = self.spec_ranges(spec, device)
+        return spec.whole if ranges is None else ranges
+
     def local_shape(self, spec: ParameterSpec, device: int) -> tuple[int, ...]:
         """The shape of the part of `spec` that `device` holds."""
-        ranges = self.spec_ranges(spec, device)
-        if ranges is None or not isinstance(spec.placement, Shard):
-            return spec.shape
-        dim = spec.placement.dim
-        return (*spec.shape[:dim], sum(stop - start for start, stop in ranges), *spec.shape[dim + 1 :])
+        return spec.part_shape(sum(stop - start for start, stop in self.held(spec, device)))
 
     def local_elements(self, device: int) -> int:
         """How many parameter elements `device` holds."""

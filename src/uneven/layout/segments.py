@@ -24,13 +24,13 @@ Members = tuple[int, ...]
 class Segment:
     """Elements of one parameter whose gradients the same devices sum.
 
-    `ranges` are element ranges along the divided dimension, None for the whole of a replicated parameter.
+    `ranges` are ranges along the parameter's `dim`.
     `members` hold the elements and need their sum; `contributors`, among them, have a gradient that counts, and the
     others add zeros. Both ascend.
     """
 
     parameter: str
-    ranges: tuple[Interval, ...] | None
+    ranges: tuple[Interval, ...]
     members: Members
     contributors: Members
 
@@ -41,7 +41,7 @@ def segments_of(plan: ParallelPlan, spec: ParameterSpec) -> tuple[Segment, ...]:
         everyone = tuple(sorted(plan.devices))
         leaders = tuple(sorted(replica.layout.devices[0] for replica in plan.replicas))
         counting = leaders if spec.placement.grad == "copied" else everyone
-        return (Segment(spec.name, None, everyone, counting),)
+        return (Segment(spec.name, spec.whole, everyone, counting),)
     by_members: defaultdict[Members, list[Interval]] = defaultdict(list)
     for band in spec.placement.bands:
         for members, elements in _band_runs(plan, spec.placement.module, band=band):
@@ -68,15 +68,15 @@ def bundle_sizes(plan: ParallelPlan) -> dict[Members, int]:
     known: dict[Hashable, list[tuple[Members, int]]] = {}
     for spec in plan.structure.parameters:
         placement = spec.placement
-        key: Hashable = placement
-        slices = 1
+        key: Hashable
+        slices = spec.shape[spec.dim]
         if isinstance(placement, Shard):
             key = (tuple(replica.layout.partitions[placement.module] for replica in plan.replicas), placement.bands)
-            slices = spec.shape[placement.dim]
+        else:
+            key = (placement, slices)
         if key not in known:
             known[key] = [
-                (segment.members, slices if segment.ranges is None else sum(b - a for a, b in segment.ranges))
-                for segment in segments_of(plan, spec)
+                (segment.members, sum(b - a for a, b in segment.ranges)) for segment in segments_of(plan, spec)
             ]
         for members, count in known[key]:
             sizes[members] += count * (spec.num_elements // slices)

@@ -5,17 +5,20 @@ from math import prod
 
 from uneven.layout.model import ModelLayout, ParameterSpec
 from uneven.layout.partition import Interval
-from uneven.layout.placement import Shard
 from uneven.layout.segments import Segment
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """The part of a local tensor that has `shape`: consecutive slices along `dim`, of which the first is `start`."""
+    """The part of a local tensor that has `shape`: consecutive slices along `dim`, of which the first is `start`.
+
+    `elements` are these slices in the whole parameter.
+    """
 
     dim: int
     start: int
     shape: tuple[int, ...]
+    elements: Interval
 
     @property
     def num_elements(self) -> int:
@@ -24,12 +27,9 @@ class Slab:
 
 def slabs_of(spec: ParameterSpec, segment: Segment, *, layout: ModelLayout, device: int) -> tuple[Slab, ...]:
     """One slab for each range of a segment that `device` holds, in the order of the ranges."""
-    if segment.ranges is None or not isinstance(spec.placement, Shard):
-        return (Slab(0, 0, spec.shape),)
-    dim = spec.placement.dim
-    held = layout.spec_ranges(spec, device) or ()
+    held = layout.held(spec, device)
     return tuple(
-        Slab(dim, _local_offset(held, start), (*spec.shape[:dim], stop - start, *spec.shape[dim + 1 :]))
+        Slab(spec.dim, _local_offset(held, start), spec.part_shape(stop - start), (start, stop))
         for start, stop in segment.ranges
     )
 

@@ -9,7 +9,7 @@ from torch.optim.adamw import adamw
 
 
 class Strip(NamedTuple):
-    """Consecutive elements, in flat tensors of one size and precision; `step` counts their updates so far."""
+    """Elements, in tensors of one shape and precision; `step` counts their updates so far."""
 
     values: torch.Tensor
     gradient: torch.Tensor

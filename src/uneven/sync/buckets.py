@@ -13,7 +13,6 @@ import torch
 
 from uneven.comm import Group, World
 from uneven.layout import (
-    Interval,
     Members,
     ModelLayout,
     ParallelPlan,
@@ -23,32 +22,30 @@ from uneven.layout import (
     segments_of,
     slabs_of,
 )
+from uneven.reshard import Tile
 
 PURPOSE = "grad"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of a local gradient along `dim` and the view of a buffer, of the same shape, where it is summed."""
+    """A run of a local gradient, from slice `start` on, and the tile of a buffer where it is summed."""
 
-    dim: int
     start: int
-    length: int
-    view: torch.Tensor
+    tile: Tile
     is_counted: bool
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a local tensor that this piece is about."""
-        return tensor.narrow(self.dim, self.start, self.length)
+        return tensor.narrow(self.tile.dim, self.start, self.tile.stop - self.tile.start)
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Gradients, one after the other, that `group` sums; `parts` are the views that this device holds, by members."""
+    """Gradients, one after the other, that `group` sums."""
 
     group: Group
     flat: torch.Tensor
-    parts: dict[Members, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +99,13 @@ def _build(
     for devices, entries in sorted(by_group.items()):
         size = sum(spec.count(segment.ranges) for spec, segment in entries)
         flat = torch.zeros(size, dtype=dtype, device=world.torch_device)
-        spans: dict[Members, Interval] = {}
         offset = 0
         for spec, segment in sorted(entries, key=lambda entry: entry[1].members):
             stop = offset + spec.count(segment.ranges)
             if world.device in segment.members:
                 pieces[spec.name] += _pieces(spec, segment, flat=flat[offset:stop], layout=layout, device=world.device)
-                spans[segment.members] = (spans.get(segment.members, (offset, stop))[0], stop)
             offset = stop
-        parts = {members: flat[start:stop] for members, (start, stop) in spans.items()}
-        buffers.append(Buffer(world.group(devices, purpose=PURPOSE), flat, parts))
+        buffers.append(Buffer(world.group(devices, purpose=PURPOSE), flat))
     return Bucket(tuple(buffers), {name: tuple(found) for name, found in pieces.items()})
 
 
@@ -123,4 +117,4 @@ def _pieces(
     for slab in slabs_of(spec, segment, layout=layout, device=device):
         view = flat[offset : offset + slab.num_elements].view(slab.shape)
         offset += slab.num_elements
-        yield Piece(slab.dim, slab.start, slab.shape[slab.dim], view, device in segment.contributors)
+        yield Piece(slab.start, Tile(*slab.elements, slab.dim, view), device in segment.contributors)

@@ -4,7 +4,6 @@ Every device of every replica takes part at its full bandwidth, and sends what a
 of its own gradients sends. Collectives only sum; the loss is already divided by the global number of tokens.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import final
 
@@ -13,7 +12,8 @@ from torch import nn
 
 from uneven.comm import Pending, World
 from uneven.errors import InputError, LayoutError
-from uneven.layout import MAX_GROUPS_PER_DEVICE, Members, ParallelPlan
+from uneven.layout import MAX_GROUPS_PER_DEVICE, ParallelPlan
+from uneven.reshard import Tiles
 from uneven.sync.buckets import PURPOSE, Bucket, Piece, build_buckets
 
 BUCKET_BYTES = 25 * 2**20
@@ -24,10 +24,11 @@ NORM_BLOCK = 4096
 class Gradients:
     """The reduced gradients of this rank's part of the model.
 
-    Valid until the reducer's next `begin`, or until an optimizer's step, which puts new values in their place.
+    Valid until the reducer's next `begin`. `tiles` are the same views of them in every step.
     """
 
-    def __init__(self, buckets: tuple[Bucket, ...], world: World) -> None:
+    def __init__(self, buckets: tuple[Bucket, ...], world: World, *, tiles: Tiles) -> None:
+        self.tiles = tiles
         self._buckets = buckets
         self._world = world
 
@@ -56,15 +57,6 @@ class Gradients:
         """Gradients of the local shapes, in the reduction's precision."""
         return {name: _assemble(pieces) for bucket in self._buckets for name, pieces in bucket.pieces.items() if pieces}
 
-    def by_members(self) -> dict[Members, list[torch.Tensor]]:
-        """For each set of members that this rank is in, flat views that are its bundle end to end."""
-        found: defaultdict[Members, list[torch.Tensor]] = defaultdict(list)
-        for bucket in self._buckets:
-            for buffer in bucket.buffers:
-                for members, part in buffer.parts.items():
-                    found[members].append(part)
-        return dict(found)
-
 
 def _squared_norm(flat: torch.Tensor) -> torch.Tensor:
     """Float64, from the norms of blocks: 1e-8 from a sum in float64, which takes a copy and 8 to 20 times as long."""
@@ -75,9 +67,9 @@ def _squared_norm(flat: torch.Tensor) -> torch.Tensor:
 
 def _assemble(pieces: tuple[Piece, ...]) -> torch.Tensor:
     if len(pieces) == 1:
-        return pieces[0].view
-    ordered = sorted(pieces, key=lambda piece: piece.start)
-    return torch.cat([piece.view for piece in ordered], dim=ordered[0].dim)
+        return pieces[0].tile.view
+    ordered = [piece.tile for piece in sorted(pieces, key=lambda piece: piece.start)]
+    return torch.cat([tile.view for tile in ordered], dim=ordered[0].dim)
 
 
 @final
@@ -111,14 +103,21 @@ class GradReducer:
             max_groups=max_groups,
             dtype=torch.float64 if is_double else torch.float32,
         )
+        self._tiles: Tiles = {
+            name: tuple(piece.tile for piece in pieces)
+            for bucket in self._buckets
+            for name, pieces in bucket.pieces.items()
+        }
         self._num_backwards = 0
         self._missing: list[int] = []
         self._pending: list[Pending] = []
         self._next = 0
-        for index, bucket in enumerate(self._buckets):
-            for name, pieces in bucket.pieces.items():
-                if pieces:
-                    parameters[name].register_post_accumulate_grad_hook(self._collector(index, pieces))
+        self._hooks = [
+            parameters[name].register_post_accumulate_grad_hook(self._collector(index, pieces))
+            for index, bucket in enumerate(self._buckets)
+            for name, pieces in bucket.pieces.items()
+            if pieces
+        ]
 
     def begin(self, num_backwards: int = 1) -> None:
         """Start a step of `num_backwards` backward passes on this rank: clear the sums of the last one."""
@@ -138,7 +137,12 @@ class GradReducer:
             self._launch()
         for pending in self._pending:
             pending.wait()
-        return Gradients(self._buckets, self._world)
+        return Gradients(self._buckets, self._world, tiles=self._tiles)
+
+    def close(self) -> None:
+        """Leave the model's gradients alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
 
     @property
     def sent_bytes(self) -> float:
@@ -156,7 +160,7 @@ class GradReducer:
                 )
             for piece in pieces:
                 if piece.is_counted:
-                    piece.view.add_(piece.of(parameter.grad))
+                    piece.tile.view.add_(piece.of(parameter.grad))
             parameter.grad = None
             self._missing[index] -= 1
             # A bucket waits for the one before it, so that the order is the same on every rank.

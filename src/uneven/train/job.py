@@ -57,14 +57,22 @@ class Job:
     def plan(self) -> ParallelPlan:
         return self.design.plan
 
+    @property
+    def weights(self) -> dict[int, float] | None:
+        """The speeds of the devices, where shares give them."""
+        shares = self.config.parallel.shares
+        if shares is None:
+            return None
+        return dict(zip(self.plan.devices, (share for each in shares for share in each), strict=True))
+
     def batch_numbers(self, step: int) -> range:
         """The global sample numbers of step 1, 2, ..."""
         batch = self.config.train.global_batch
         return range((step - 1) * batch, step * batch)
 
-    def sample_numbers(self, step: int, *, replica: int) -> range:
-        """Those of them that a replica uses; those of all replicas are consecutive."""
-        mine = self.plan.batch_range(replica, global_batch=self.config.train.global_batch)
+    def sample_numbers(self, step: int, *, plan: ParallelPlan, replica: int) -> range:
+        """Those of them that a replica of the current plan uses; those of all replicas are consecutive."""
+        mine = plan.batch_range(replica, global_batch=self.config.train.global_batch)
         return self.batch_numbers(step)[mine.start : mine.stop]
 
 

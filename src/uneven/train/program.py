@@ -1,13 +1,14 @@
-"""What each rank of a training job runs: build, step until done, evaluate, save.
+"""What each rank of a training job runs: enter a quorum, step until done, evaluate, save.
 
 A step is begin, forward and backward with sync, commit, apply. The commit is one sum over all ranks of everything
-they must agree on: the gradient norm, the loss, and whether someone asked to stop.
+they must agree on: the gradient norm, the loss, and whether someone asked to stop. All that a rank knows of the
+course of the job follows from the last commit, so one that joins knows as much as the others.
 """
 
 import math
+import shutil
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -18,10 +19,13 @@ from transformers import PreTrainedModel
 from uneven.checkpoint import export_model, load_model
 from uneven.comm import World
 from uneven.data import Rows
+from uneven.elastic.division import Recipe
+from uneven.elastic.member import Committed, Left, Member
 from uneven.launch.rank import Mailbox
-from uneven.optim import AdamW, Schedule, ShardedOptimizer
-from uneven.parallel import KeepFloat64, RouterLoss, build_model, fill_random, parallelize, recompute_activations
-from uneven.sync import Gradients, GradReducer
+from uneven.layout import ModelLayout, ParallelPlan
+from uneven.optim import AdamW, Schedule
+from uneven.parallel import KeepFloat64, RouterLoss, build_model, fill_random, recompute_activations
+from uneven.sync import Gradients
 from uneven.train.check import check_folder
 from uneven.train.inputs import model_inputs
 from uneven.train.job import Job
@@ -32,64 +36,35 @@ DTYPES = (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.floa
 
 
 def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
-    """The program of one rank, for (job, run folder); the first device posts records and writes the model."""
+    """The program of one rank, for (job, run folder, whether it outlives its peers)."""
     job: Job = args[0]
     folder: Path = args[1]
-    trainer = Trainer(job, world)
-    is_reporter = world.device == job.plan.devices[0]
-    if trainer.bytes_read is not None:
-        mailbox.post(trainer.bytes_read)
-    if is_reporter:
-        mailbox.post(Started())
+    trainer = Trainer(job, world, mailbox, is_elastic=args[2])
     trace = trace_file(folder, world.device) if job.config.log.profile else None
     profiler = StepProfiler(trace, num_steps=job.config.train.steps, device=world.torch_device)
-    outcome = trainer.run(mailbox, profiler=profiler, is_reporter=is_reporter)
-    evaluation = trainer.evaluate(outcome.last_step)
-    outcome = replace(outcome, heldout_loss=evaluation.heldout_loss)
-    if is_reporter and job.config.eval.every:
-        mailbox.post(evaluation)
-    trainer.save(folder / PARTIAL)
-    if is_reporter:
-        job.design.tokenizer.save(folder / PARTIAL)
-        _keep_generation_config(job, folder / PARTIAL)
-        (folder / PARTIAL).rename(folder / MODEL)
-        mailbox.post(outcome)
-        # Weights that overflowed can neither be compared nor write.
-        can_check = math.isfinite(outcome.heldout_loss)
-        mailbox.post(check_folder(job, folder / MODEL, device=world.torch_device) if can_check else Check())
-
-
-def _keep_generation_config(job: Job, folder: Path) -> None:
-    """How the model that training started from is to generate: where its answers end, for one."""
-    source = None if job.design.weights is None else job.design.weights / "generation_config.json"
-    if source is not None and source.is_file():
-        (folder / source.name).write_bytes(source.read_bytes())
+    try:
+        trainer.run(profiler, folder)
+    except Left:
+        profiler.close()
 
 
 @final
 class Trainer:
-    """One rank's model, reducer and optimizer, and the steps over them."""
+    """One rank's member, and the steps over it."""
 
-    def __init__(self, job: Job, world: World) -> None:
+    def __init__(self, job: Job, world: World, mailbox: Mailbox, *, is_elastic: bool = False) -> None:
         config = job.config.train
         self.job = job
         self.world = world
-        self.replica = job.plan.replica_of(world.device)
-        self.layout = job.plan.layout_of(world.device)
-        model = build_model(job.design.spec, dtype=dict(DTYPES)[config.precision])
-        self.model: PreTrainedModel = parallelize(model, self.layout, world=world)
-        if job.design.weights is None:
-            fill_random(self.model, self.layout, spec=job.design.spec, device=world.device, seed=job.config.seed)
-            self.bytes_read = None
-        else:
-            self.bytes_read = load_model(self.model, self.layout, folder=job.design.weights, device=world.device)
-        if config.recompute:
-            recompute_activations(self.model)
-        if config.compile:
-            self.model.compile()
-        self.reducer = GradReducer(self.model, job.plan, world=world, bucket_bytes=config.bucket_bytes)
-        rule = AdamW(betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
-        self.optimizer = ShardedOptimizer(self.model, job.plan, world=world, rule=rule, copies=config.optimizer_copies)
+        self.mailbox = mailbox
+        recipe = Recipe(
+            build=lambda: build_model(job.design.spec, dtype=dict(DTYPES)[config.precision]),
+            finish=self._finish_model,
+            rule=AdamW(betas=config.betas, eps=config.eps, weight_decay=config.weight_decay),
+            copies=config.optimizer_copies,
+            bucket_bytes=config.bucket_bytes,
+        )
+        self.member = Member(recipe, world=world, mailbox=mailbox, start=self._fill, is_elastic=is_elastic)
         self.schedule = Schedule(
             peak=config.lr,
             floor=min(config.min_lr, config.lr),
@@ -99,55 +74,130 @@ class Trainer:
         )
         self._reader = job.dataset.open()
         self._num_heldout_targets = self._reader.heldout.num_targets(range(self.num_heldout))
-        self._is_leader = world.device == self.layout.devices[0]
+        self._greeted = -1
+        self._evaluated: tuple[int, int] | None = None
+        self._wants_stop = False
+        self._began_s = time.perf_counter()
 
-    def run(self, mailbox: Mailbox, *, profiler: StepProfiler, is_reporter: bool) -> Outcome:
-        """Step until the last step, a stop, or too many non-finite steps in a row; the same on every rank.
+    # The model
 
-        The held-out loss is taken as often as the configuration says, but not at the end.
+    def _finish_model(self, model: PreTrainedModel) -> None:
+        if self.job.config.train.recompute:
+            recompute_activations(model)
+        if self.job.config.train.compile:
+            model.compile()
+
+    def _fill(self, model: PreTrainedModel, layout: ModelLayout) -> None:
+        """With the weights that the job begins with."""
+        design = self.job.design
+        if design.weights is None:
+            fill_random(model, layout, spec=design.spec, device=self.world.device, seed=self.job.config.seed)
+        else:
+            self.mailbox.post(load_model(model, layout, folder=design.weights, device=self.world.device))
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.member.plan
+
+    @property
+    def replica(self) -> int:
+        return self.member.division.replica
+
+    @property
+    def _is_leader(self) -> bool:
+        """Whether what all devices of a replica have alike is counted here."""
+        return self.world.device == self.member.division.layout.devices[0]
+
+    @property
+    def _is_reporter(self) -> bool:
+        return self.world.device == self.plan.devices[0]
+
+    # The loop
+
+    @property
+    def _is_over(self) -> bool:
+        """After the last step, a stop, or too many non-finite steps in a row; the same on every rank."""
+        config, member = self.job.config.train, self.member
+        return member.step >= config.steps or self._is_stopped or member.skipped_in_row >= config.max_nonfinite
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether any rank had heard, by the last commit, that it was to stop."""
+        return self.member.step > 0 and self.member.last.values[1] > 0
+
+    def run(self, profiler: StepProfiler, folder: Path) -> None:
+        """Step until it is over, then evaluate and save; the first device checks what has been saved.
+
+        The held-out loss is taken as often as the configuration says, too.
         """
-        config, every = self.job.config.train, self.job.config.eval.every
-        step = num_skipped = num_tokens = in_row = 0
-        is_stopped = False
-        while step < config.steps and not is_stopped and in_row < config.max_nonfinite:
-            if step and every and step % every == 0:  # equal on all ranks, as is what ends the loop
-                evaluation = self.evaluate(step)
-                if is_reporter:
-                    mailbox.post(evaluation)
-            step += 1
-            with profiler.step(step):
-                record, is_stopped = self.step(step, wants_stop=mailbox.poll() == STOP)
-            in_row = in_row + 1 if record.is_skipped else 0
-            num_skipped += record.is_skipped
-            num_tokens += 0 if record.is_skipped else record.tokens
-            if is_reporter:
-                mailbox.post(record)
+        every = self.job.config.eval.every
+        outcome: Outcome | None = None
+        while outcome is None:
+            with self.member.begin() as step:
+                self._greet()
+                done = step - 1
+                if self._is_over:
+                    outcome = self._conclude(folder)
+                elif done and every and done % every == 0 and self._evaluated != (done, self.member.generation):
+                    self._report(self.evaluate(done))
+                    self._evaluated = (done, self.member.generation)
+                else:
+                    with profiler.step(step):
+                        self.step(step)
         profiler.close()
-        return Outcome(step, num_skipped, num_tokens, float("nan"), self.num_heldout, is_stopped, in_row)
+        self._report(outcome)
+        if self._is_reporter:
+            # Weights that overflowed can neither be compared nor write.
+            can_check = math.isfinite(outcome.heldout_loss)
+            device = self.world.torch_device
+            self.mailbox.post(check_folder(self.job, folder / MODEL, device=device) if can_check else Check())
 
-    def step(self, step: int, *, wants_stop: bool) -> tuple[StepRecord, bool]:
-        """One transaction; returns its record and whether any rank wants to stop after it. Called by all ranks."""
-        began = time.perf_counter()
+    def _greet(self) -> None:
+        """In a new generation whoever reports now says again what its predecessor may have died with."""
+        if self._greeted == self.member.generation:
+            return
+        self._greeted = self.member.generation
+        if self.member.step:
+            self._report(self._record(self.member.last, time_s=time.perf_counter() - self._began_s))
+        else:
+            self._report(Started())
+
+    def _report(self, event: Started | StepRecord | Evaluation | Outcome | Check) -> None:
+        if self._is_reporter:
+            self.mailbox.post(event)
+
+    def step(self, step: int) -> StepRecord:
+        """One attempt at a transaction. Called by all ranks."""
+        self._began_s = time.perf_counter()
+        self._wants_stop = self._wants_stop or self.mailbox.poll() == STOP
         seed = self.job.config.seed
-        rows = self._reader.batch(self.job.sample_numbers(step, replica=self.replica), seed=seed)
-        num_tokens = self._reader.num_targets(self.job.batch_numbers(step), seed=seed)
-        gradients, loss = self.forward_backward(rows, num_tokens=num_tokens)
-        norm, total_loss, is_stopped = self.commit(gradients, loss, wants_stop=wants_stop)
-        lr = self.schedule.learning_rate(step)
-        is_skipped = not math.isfinite(norm)
-        if not is_skipped:
-            self.apply(gradients, norm=norm, lr=lr)
-        record = StepRecord(
-            step=step,
-            loss=total_loss,
-            grad_norm=norm,
-            lr=lr,
-            tokens=num_tokens,
-            time_s=time.perf_counter() - began,
-            is_skipped=is_skipped,
-            samples=self._samples(step),
+        numbers = self.job.sample_numbers(step, plan=self.plan, replica=self.replica)
+        gradients, loss = self.forward_backward(self._reader.batch(numbers, seed=seed), num_tokens=self._tokens(step))
+        values = (loss * self._is_leader, loss.new_tensor(float(self._wants_stop)))
+        with record_function("commit and apply"):
+            committed = self.member.commit(
+                gradients, values, lr=self.schedule.learning_rate(step), clip=self.job.config.train.clip
+            )
+        record = self._record(committed, time_s=time.perf_counter() - self._began_s)
+        self._report(record)
+        return record
+
+    def _tokens(self, step: int) -> int:
+        """Targets in the global batch of a step."""
+        return self._reader.num_targets(self.job.batch_numbers(step), seed=self.job.config.seed)
+
+    def _record(self, committed: Committed, *, time_s: float) -> StepRecord:
+        numbers = tuple(self.job.batch_numbers(committed.step))
+        return StepRecord(
+            step=committed.step,
+            loss=committed.values[0],
+            grad_norm=committed.norm,
+            lr=self.schedule.learning_rate(committed.step),
+            tokens=self._tokens(committed.step),
+            time_s=time_s,
+            is_skipped=committed.is_skipped,
+            samples=numbers if self.job.config.log.samples else None,
         )
-        return record, is_stopped
 
     def forward_backward(self, rows: Rows, *, num_tokens: int) -> tuple[Gradients, torch.Tensor]:
         """Reduced gradients of the global batch, and this replica's part of its loss, float64.
@@ -158,45 +208,38 @@ class Trainer:
         parts = [rows[first : first + micro] for first in range(0, len(rows), micro)]
         self._count_choices(parts)
         loss = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
-        self.reducer.begin(num_backwards=len(parts))
+        reducer, pulse = self.member.reducer, self.world.pulse
+        reducer.begin(num_backwards=len(parts))
         for each in parts:
+            pulse.reach("forward")
             with record_function("forward"):
                 part = self.loss(each, num_tokens=num_tokens)
+            pulse.reach("backward")
             with record_function("backward"):
                 part.backward()
             loss += part.detach()
+        pulse.reach("sync")
         with record_function("sync"):
-            return self.reducer.finish(), loss
+            return reducer.finish(), loss
 
     def _count_choices(self, parts: list[Rows]) -> None:
         """For a mixture of experts with a balance loss, which needs the choices of the whole batch."""
-        router: RouterLoss | None = self.model.loss_function.router
+        router: RouterLoss | None = self.member.model.loss_function.router
         if router is not None:
             everyone = self.world.everyone(purpose="router")
             router.count(
                 lambda: [self.loss(part, num_tokens=1) for part in parts], group=everyone, is_counted=self._is_leader
             )
 
-    def commit(self, gradients: Gradients, loss: torch.Tensor, *, wants_stop: bool) -> tuple[float, float, bool]:
-        """Gradient norm and loss of the global batch, and whether to stop: who has them knows that all have come."""
-        mine = torch.stack([gradients.squared_norm(), loss * self._is_leader, loss.new_tensor(float(wants_stop))])
-        with record_function("commit"):
-            squared_norm, total_loss, stops = self.world.everyone(purpose="commit").all_reduce(mine).tolist()
-        return squared_norm**0.5, total_loss, stops > 0
-
-    def apply(self, gradients: Gradients, *, norm: float, lr: float) -> None:
-        """Clip, update without communication, and gather the updated parameters."""
-        with record_function("optimizer"):
-            gradients.clip(self.job.config.train.clip, norm=norm)
-            self.optimizer.step(gradients.by_members(), lr=lr)
-
     def loss(self, rows: Rows, *, num_tokens: int) -> torch.Tensor:
         """The loss of the targets in these rows, summed and divided by `num_tokens`."""
         inputs = model_inputs(rows, device=self.world.torch_device)
         with KeepFloat64() if self.job.config.train.precision == "fp64" else nullcontext():
             # Where nothing is a target the sum is 0, whatever it is divided by.
-            loss: torch.Tensor = self.model(**inputs, num_items_in_batch=max(num_tokens, 1)).loss
+            loss: torch.Tensor = self.member.model(**inputs, num_items_in_batch=max(num_tokens, 1)).loss
         return loss
+
+    # Evaluation and end
 
     @property
     def num_heldout(self) -> int:
@@ -211,23 +254,53 @@ class Trainer:
     @torch.no_grad()
     def heldout_loss(self) -> float:
         """Mean loss in nats per token over the first held-out sequences, shared out among the replicas."""
-        self.model.eval()
-        mine = range(self.replica, self.num_heldout, len(self.job.plan.replicas))
+        model = self.member.model
+        model.eval()
+        mine = range(self.replica, self.num_heldout, len(self.plan.replicas))
         total = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
         micro = self.job.config.train.micro_batch
         for first in range(0, len(mine), micro):
             rows = self._reader.heldout.rows(mine[first : first + micro])
             total += self.loss(rows, num_tokens=self._num_heldout_targets)
-        self.model.train()
+        model.train()
         return float(self.world.everyone(purpose="commit").all_reduce(total * self._is_leader))
 
-    def save(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder; the first replica's devices take part."""
-        if self.replica == 0:
-            export_model(self.model, self.layout, spec=self.job.design.spec, world=self.world, folder=folder)
+    def _conclude(self, folder: Path) -> Outcome:
+        """Evaluate and save. Till all have come so far, each may be needed again."""
+        member = self.member
+        evaluation = self.evaluate(member.step)
+        if self.job.config.eval.every:
+            self._report(evaluation)
+        self._save(folder)
+        self.world.everyone(purpose="commit").all_reduce(torch.zeros(1, device=self.world.torch_device))
+        return Outcome(
+            member.step,
+            evaluation.heldout_loss,
+            self.num_heldout,
+            num_skipped=member.step - member.num_updates,
+            is_stopped=self._is_stopped,
+            nonfinite_in_row=member.skipped_in_row,
+        )
 
-    def _samples(self, step: int) -> tuple[int, ...] | None:
-        if not self.job.config.log.samples:
-            return None
-        replicas = range(len(self.job.plan.replicas))
-        return tuple(number for replica in replicas for number in self.job.sample_numbers(step, replica=replica))
+    def _save(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder; the first replica's devices take part, its first one writes."""
+        if self.replica != 0:
+            return
+        partial, model = folder / PARTIAL, folder / MODEL
+        if self._is_reporter:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+        division, design = self.member.division, self.job.design
+        export_model(division.model, division.layout, spec=design.spec, world=self.world, folder=partial)
+        if self._is_reporter:
+            design.tokenizer.save(partial)
+            _keep_generation_config(self.job, partial)
+            shutil.rmtree(model, ignore_errors=True)  # of an attempt whose end was not seen by all
+            partial.rename(model)
+
+
+def _keep_generation_config(job: Job, folder: Path) -> None:
+    """How the model that training started from is to generate: where its answers end, for one."""
+    source = None if job.design.weights is None else job.design.weights / "generation_config.json"
+    if source is not None and source.is_file():
+        (folder / source.name).write_bytes(source.read_bytes())

@@ -41,16 +41,16 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How training ended: after `last_step`, with `num_tokens` targets learnt from, not counting `num_skipped` steps
-    that had non-finite gradients."""
+    """How training ended: after `last_step`, of which `num_skipped` had non-finite gradients; from `num_tokens` targets
+    of the others the model has learnt, which the launcher counts."""
 
     last_step: int
-    num_skipped: int
-    num_tokens: int
     heldout_loss: float
     num_heldout: int
+    num_skipped: int
     is_stopped: bool
     nonfinite_in_row: int
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,42 +1,39 @@
-"""The launcher's side of a training job: start the ranks, keep the run folder, end cleanly.
-
-The folder is written here and not by a rank, because any rank may die; a rank writes the weights only.
-"""
+"""The launcher's side of a training job: start the ranks, hear what they report, go on without those that fail."""
 
 import dataclasses
-import json
-import math
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, final
+from typing import Any, final
 
 import torch
 
 from uneven.comm import Transport, World
-from uneven.draw import draw_loss, draw_plan
-from uneven.errors import ConfigError, InputError, NonFiniteGradient
+from uneven.elastic.coordinator import Coordinator
+from uneven.elastic.faults import parse_fault
+from uneven.elastic.quorum import Quorum
+from uneven.elastic.supervisor import Supervisor
+from uneven.errors import ConfigError, NonFiniteGradient, RankFailed
+from uneven.goodput import Event as JobEvent
 from uneven.launch.inline import InlineRank
 from uneven.launch.launcher import Launcher, LaunchSettings
-from uneven.launch.rank import Mailbox
+from uneven.launch.rank import Mailbox, Message
 from uneven.launch.site import Site
 from uneven.modelspec import BytesRead
+from uneven.train.folder import RunFolder
 from uneven.train.job import Job
-from uneven.train.records import MODEL, PARTIAL, STOP, Check, Evaluation, Outcome, Started, StepRecord, find_traces
-from uneven.train.tensorboard import EventFiles
+from uneven.train.records import MODEL, STOP, Check, Evaluation, Outcome, Started, StepRecord
 
-Event = Started | StepRecord | Evaluation | Outcome | Check
-TENSORBOARD = "tensorboard"
-"""The folder of a run where TensorBoard's event files lie."""
+Event = Started | StepRecord | Evaluation | Outcome | Check | JobEvent
 
 
 @final
 class TrainingRun:
     """One run of a job in a new folder. Iterating over it trains, and gives what happens as it happens.
 
-    On several hosts each has one; the first writes the folder and hears what happens, the others add their ranks' logs.
+    On one host it goes on when devices fail. On several hosts each has one; the first writes the folder and hears what
+    happens, the others add their ranks' logs.
     """
 
     def __init__(self, job: Job, folder: Path, *, site: Site | None = None) -> None:
@@ -44,20 +41,38 @@ class TrainingRun:
         self.folder = folder
         self.site = site or Site()
         self._transport = choose_transport(job, self.site)
-        self._launcher: Launcher | InlineRank | None = None
+        self._ranks: Supervisor | Launcher | InlineRank | None = None
         self._wants_stop = False
-        self._curve: list[tuple[int, float]] = []
-        self._bytes_read: dict[int, BytesRead] = {}
-        self._heldout: list[tuple[int, float]] = []
+        self._outcome: Outcome | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job outlives its ranks."""
+        return not self.site.is_rank and self.site.peers.count == 1
 
     def request_stop(self) -> None:
         """Let every rank end after its current step, and save. May be called from a signal handler."""
         self._wants_stop = True
-        if self._launcher is not None:
-            self._launcher.tell(STOP)
+        if self._ranks is not None:
+            self._ranks.tell(STOP)
 
     def __iter__(self) -> Iterator[Event]:
         """Train. Raises RankFailed, or NonFiniteGradient once the model has been saved."""
+        began = time.perf_counter()
+        run = RunFolder(self.job, self.folder)
+        with run.open() if self.site.is_first else nullcontext(run), self._start() as self._ranks:
+            if self._wants_stop:
+                self._ranks.tell(STOP)
+            for message in self._hear(self._ranks):
+                if isinstance(message, JobEvent):
+                    yield from self._note(message, run)
+                elif message.kind == "post" and self.site.is_first:
+                    yield from self._take(message, run, time_s=time.perf_counter() - began)
+            # The job ends on all hosts together: till then each hears of what fails on another.
+            self.site.peers.exchange("done")
+        self._judge()
+
+    def _start(self) -> Supervisor | Launcher | InlineRank:
         config = self.job.config
         settings = LaunchSettings(
             self._transport,
@@ -65,138 +80,74 @@ class TrainingRun:
             logs=None if self.site.is_rank else self.folder / "logs",
             site=self.site,
         )
+        args = (self.job, self.folder, self.is_elastic)
+        if self.is_elastic:
+            coordinator = Coordinator(self.job.plan, weights=self.job.weights)
+            faults = [parse_fault(text) for text in config.elastic.faults]
+            return Supervisor(
+                _train_rank,
+                args,
+                coordinator=coordinator,
+                settings=settings,
+                faults=faults,
+                hang_s=config.elastic.hang_s,
+            )
         ranks = InlineRank if self.site.is_rank else Launcher
-        has_events = config.log.tensorboard and self.site.is_first
-        began = time.perf_counter()
-        outcome: Outcome | None = None
-        with (
-            self._new_folder() as metrics,
-            EventFiles(self.folder / TENSORBOARD) if has_events else nullcontext() as event_files,
-            ranks(
-                _train_rank, (self.job, self.folder), devices=self.job.plan.devices, settings=settings
-            ) as self._launcher,
-        ):
-            if self._wants_stop:
-                self._launcher.tell(STOP)
-            for message in self._launcher.messages():
-                if message.kind != "post":
-                    continue
-                if isinstance(message.payload, BytesRead):
-                    self._bytes_read[message.device] = message.payload
-                    continue
-                event: Event = message.payload
-                if isinstance(event, StepRecord | Evaluation):
-                    self._log(event, metrics)
-                    if event_files is not None:
-                        event_files.add(event)
-                elif isinstance(event, Outcome):
-                    outcome = event
-                    self._conclude(event, Check(), time_s=time.perf_counter() - began)
-                elif isinstance(event, Check) and outcome is not None:
-                    self._conclude(outcome, event, time_s=time.perf_counter() - began)
-                yield event
-            # The job ends on all hosts together: till then each hears of what fails on another.
-            self.site.peers.exchange("done")
-        if outcome is not None and outcome.nonfinite_in_row >= config.train.max_nonfinite:
+        return ranks(_train_rank, args, devices=self.job.plan.devices, settings=settings)
+
+    def _hear(self, ranks: Supervisor | Launcher | InlineRank) -> Iterator[Message | JobEvent]:
+        if isinstance(ranks, Supervisor):
+            return ranks.events()
+        plan = self.job.plan
+        ranks.tell(Quorum(0, plan.devices, plan, plans={0: plan}))
+        return ranks.messages()
+
+    def _note(self, event: JobEvent, run: RunFolder) -> Iterator[Event]:
+        """What has happened to devices."""
+        assert isinstance(self._ranks, Supervisor)
+        run.tell(event)
+        run.show_devices(self._ranks.devices())
+        if event.kind in ("recovery", "join") and event.step is not None and event.step < run.last_step:
+            run.roll_back(event.step)
+        yield event
+
+    def _take(self, message: Message, run: RunFolder, *, time_s: float) -> Iterator[Event]:
+        """What a rank reports."""
+        report: Any = message.payload
+        if isinstance(report, BytesRead):
+            run.read(message.device, report)
+        elif isinstance(report, StepRecord | Evaluation):
+            if not run.log(report):
+                return
+            yield report
+            if isinstance(report, StepRecord) and isinstance(self._ranks, Supervisor):
+                for event in self._ranks.committed(report.step, seconds=report.time_s):
+                    yield from self._note(event, run)
+        elif isinstance(report, Outcome):
+            self._outcome = dataclasses.replace(report, num_tokens=run.num_tokens)
+            run.conclude(self._outcome, Check(), time_s=time_s)
+            yield self._outcome
+        elif isinstance(report, Check) and self._outcome is not None:
+            run.conclude(self._outcome, report, time_s=time_s)
+            yield report
+        elif isinstance(report, Started):
+            if isinstance(self._ranks, Supervisor):
+                run.show_devices(self._ranks.devices())
+            yield report
+
+    def _judge(self) -> None:
+        """Whether a job whose ranks have all ended has done what it was to do."""
+        outcome, limit = self._outcome, self.job.config.train.max_nonfinite
+        if outcome is None:
+            if self.site.is_first:
+                raise RankFailed("all ranks have ended, and none of them has saved the model")
+            return
+        if outcome.nonfinite_in_row >= limit:
             raise NonFiniteGradient(
                 f"stopped after step {outcome.last_step}: gradients were not finite in {outcome.nonfinite_in_row} "
                 f"steps in a row (train.max_nonfinite); the model after the last update is in {self.folder / MODEL}; "
-                f"a lower train.lr (now {config.train.lr:g}) is the usual remedy"
+                f"a lower train.lr (now {self.job.config.train.lr:g}) is the usual remedy"
             )
-
-    @contextmanager
-    def _new_folder(self) -> Iterator[IO[str] | None]:
-        """The run's folder and metrics; gone again if the ranks refuse their input before a step, and never with half a
-        model. It is the first host's alone.
-        """
-        if not self.site.is_first:
-            yield None
-            return
-        self._lay_out()
-        try:
-            with (self.folder / "metrics.jsonl").open("w") as metrics:
-                yield metrics
-        except InputError:
-            if not self._curve:
-                shutil.rmtree(self.folder)
-            raise
-        finally:
-            shutil.rmtree(self.folder / PARTIAL, ignore_errors=True)
-
-    def _lay_out(self) -> None:
-        """Make the folder and write what is known before the first step."""
-        try:
-            self.folder.mkdir(parents=True)
-        except FileExistsError:
-            raise ConfigError(f"--out {self.folder}: exists already; a run needs a new folder") from None
-        except OSError as error:
-            raise ConfigError(f"--out {self.folder}: can't make this folder: {error.strerror}") from None
-        (self.folder / PARTIAL).mkdir()
-        _write_json(self.folder / "config.json", self.job.config.model_dump(mode="json"))
-        _write_json(self.folder / "data.json", self._describe_data())
-        (self.folder / "plan.json").write_text(self.job.plan.dumps())
-        draw_plan(self.job.plan, self.folder / "plan.png")
-
-    def _describe_data(self) -> dict[str, Any]:
-        corpus, dataset = self.job.corpus, self.job.dataset
-        stream = dataset.train.stream
-        return {
-            "corpus": corpus.description,
-            "corpus_fingerprint": corpus.fingerprint,
-            "heldout_corpus": None if self.job.heldout is None else self.job.heldout.description,
-            "files": len(corpus.documents),
-            "bytes": corpus.num_bytes,
-            "documents": stream.content.num_documents,
-            "repeated_documents": stream.num_repeated,
-            "cut_documents": stream.content.num_cut,
-            "dropped_documents": stream.content.num_dropped,
-            "tokenizer": self.job.design.tokenizer.source,
-            "tokenizer_fingerprint": self.job.design.tokenizer.fingerprint,
-            "tokens": stream.num_tokens,
-            "padding_tokens": stream.content.num_padding,
-            "train_sequences": dataset.num_train,
-            "heldout_sequences": dataset.num_heldout,
-            "unigram_entropy": dataset.unigram_entropy,
-        }
-
-    def _log(self, event: StepRecord | Evaluation, metrics: IO[str]) -> None:
-        line = {key: _finite(value) for key, value in dataclasses.asdict(event).items()}
-        if isinstance(event, StepRecord):
-            line["skipped"] = line.pop("is_skipped")
-            if event.samples is None:
-                del line["samples"]
-            self._curve.append((event.step, event.loss))
-        else:
-            self._heldout.append((event.step, event.heldout_loss))
-        metrics.write(json.dumps(line) + "\n")
-        metrics.flush()
-
-    def _conclude(self, outcome: Outcome, check: Check, *, time_s: float) -> None:
-        entropy = self.job.dataset.unigram_entropy
-        summary = {
-            "steps": outcome.last_step,
-            "skipped_steps": outcome.num_skipped,
-            "stopped_early": outcome.is_stopped,
-            "tokens": outcome.num_tokens,
-            "time_s": time_s,
-            "heldout_loss": _finite(outcome.heldout_loss),
-            "heldout_sequences": outcome.num_heldout,
-            "reloaded_heldout_loss": _finite(check.reloaded_loss),
-            "unigram_entropy": entropy,
-            "sample": check.text,
-            "check_problem": check.problem,
-            "bytes_read": {device: dataclasses.asdict(read) for device, read in sorted(self._bytes_read.items())},
-            "profile": find_traces(self.folder),
-        }
-        _write_json(self.folder / "summary.json", summary)
-        draw_loss(
-            self.folder / "loss.png",
-            curves={
-                "training": self._curve,
-                "held out": self._heldout or [(outcome.last_step, outcome.heldout_loss)],
-            },
-            references={"unigram entropy": entropy},
-        )
 
 
 def _train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
@@ -224,12 +175,3 @@ def choose_transport(job: Job, site: Site) -> Transport:
     elif backend == "nccl":
         raise ConfigError("launch.backend is 'nccl', which needs device = 'cuda', found 'cpu'; use 'gloo' or 'auto'")
     return Transport(backend, config.device, timeout_s=config.launch.timeout_s)
-
-
-def _finite(value: Any) -> Any:
-    """None for a number that JSON can't hold."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

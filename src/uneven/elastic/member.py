@@ -1,0 +1,333 @@
+"""A rank's side of an elastic job: steps as transactions, and the way from one quorum to the next.
+
+A step is begin, forward and backward with sync, commit, apply. The commit is one sum over all ranks, so whoever has
+its result knows that every rank holds the reduced gradients; then nothing can undo the step. Where a device is lost,
+the members tell each other how far they have come, finish a step that anyone has committed, or else forget it, move
+what is needed to where the new plan wants it, and go on.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from transformers import PreTrainedModel
+
+from uneven.comm import Group, World
+from uneven.elastic.division import PURPOSE, Division, Inventory, Recipe, move, share_buffers
+from uneven.elastic.faults import Point, Reached, Stops
+from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Trouble
+from uneven.elastic.status import NEVER, NUM_VALUES, Status, Verdict, exchange
+from uneven.errors import PeerLost, UnevenError
+from uneven.launch.rank import Mailbox
+from uneven.layout import ModelLayout, ParallelPlan
+from uneven.sync import Gradients, GradReducer
+
+
+class Left(UnevenError):
+    """This device has left its job, as it was asked to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A step that nothing will undo: its gradient norm, and the sums of the values that were given to `commit`."""
+
+    step: int
+    norm: float
+    values: tuple[float, ...]
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the gradients were not finite, and changed nothing."""
+        return not math.isfinite(self.norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What this rank has brought to a commit."""
+
+    gradients: Gradients
+    lr: float
+    clip: float
+
+
+@final
+class Member:
+    """A rank of an elastic job. `start` fills a divided model with the weights that the job begins with.
+
+    A loop is `while member.step < n: with member.begin() as step: ...; member.commit(...)`. A block that a lost device
+    has interrupted is left, and the next `begin` gives the same step again, under a new plan.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        world: World,
+        mailbox: Mailbox,
+        start: Callable[[PreTrainedModel, ModelLayout], None],
+        is_elastic: bool = True,
+    ) -> None:
+        self.world = world
+        self.mailbox = mailbox
+        self._recipe = recipe
+        self._start = start
+        self._is_elastic = is_elastic
+        self._status = Status()
+        self._division: Division | None = None
+        self._prepared: Division | None = None
+        self._offer: _Offer | None = None
+        self._entered = NEVER
+        self._must_settle = True
+        self._is_over = False
+        self._announced: Quorum | None = None
+        self._news = threading.Condition()
+        self._stops: tuple[Point, ...] = ()
+        world.pulse.on_reach = self._reach
+        mailbox.listen(self._hear, pulse=world.pulse)
+        mailbox.post(Ready())
+
+    # What a loop sees
+
+    @property
+    def generation(self) -> int:
+        """The generation whose plan is in force; whoever remembers what others may not know forgets it with this."""
+        return self._status.adopted
+
+    @property
+    def step(self) -> int:
+        """How many steps have been committed."""
+        return self._status.step
+
+    @property
+    def num_updates(self) -> int:
+        """How many of them have changed the weights."""
+        return self._status.num_updates
+
+    @property
+    def skipped_in_row(self) -> int:
+        """How many steps up to the last one had gradients that were not finite."""
+        return self._status.skipped_in_row
+
+    @property
+    def last(self) -> Committed:
+        """The last step that was committed."""
+        squared_norm, _, *values = self._status.values
+        return Committed(self.step, squared_norm**0.5, tuple(values))
+
+    @property
+    def division(self) -> Division:
+        """Model and optimizer under the current plan."""
+        assert self._division is not None, "only within begin()"
+        return self._division
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.division.plan
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.division.model
+
+    @property
+    def reducer(self) -> GradReducer:
+        reducer = self.division.reducer
+        assert reducer is not None, "only within begin()"
+        return reducer
+
+    @contextmanager
+    def begin(self) -> Iterator[int]:
+        """Enter the newest quorum if need be; the block is one attempt at the step whose number this gives.
+
+        Raises Left, on a device that was to leave, once the others have what they need of it.
+        """
+        try:
+            if self._must_settle or self.world.pulse.is_interrupted:
+                self._settle()
+            yield self.step + 1
+        except PeerLost as error:
+            if not self._is_elastic:
+                raise
+            self._complain(error)
+
+    def commit(
+        self, gradients: Gradients, values: Sequence[torch.Tensor] = (), *, lr: float, clip: float = math.inf
+    ) -> Committed:
+        """Commit and apply a step; called by all ranks, with reduced gradients. `values` are summed over the ranks.
+
+        Steps whose gradient norm is not finite are committed, and change nothing.
+        """
+        self.world.pulse.reach("commit")
+        wants_change = torch.tensor(float(self._is_change_announced))
+        rest = NUM_VALUES - 2 - len(values)
+        mine = torch.stack([gradients.squared_norm(), *(each.double() for each in (wants_change, *values))])
+        mine = torch.nn.functional.pad(mine, (0, rest))
+        self._offer = _Offer(gradients, lr, clip)
+        sums = self.world.group(self.plan.devices, purpose="commit").all_reduce(mine).tolist()
+        self.world.pulse.reach("apply")
+        self._apply(sums)
+        if not self._status.is_gathered:
+            self.world.pulse.reach("gather")
+            self.division.optimizer.gather()
+            self._status = replace(self._status, is_gathered=True)
+        self._must_settle = sums[1] > 0
+        return self.last
+
+    def _apply(self, sums: Sequence[float]) -> None:
+        """Everything of a committed step that takes no communication, so that nothing interrupts it."""
+        offer, status = self._offer, self._status
+        assert offer is not None
+        self._offer = None
+        norm = sums[0] ** 0.5
+        is_skipped = not math.isfinite(norm)
+        if not is_skipped:
+            offer.gradients.clip(offer.clip, norm=norm)
+            self.division.optimizer.update(offer.gradients.tiles, lr=offer.lr)
+        self._status = replace(
+            status,
+            step=status.step + 1,
+            num_updates=status.num_updates + (not is_skipped),
+            skipped_in_row=status.skipped_in_row + 1 if is_skipped else 0,
+            is_gathered=is_skipped,
+            values=tuple(sums),
+        )
+
+    def _reach(self, phase: str) -> None:
+        """Stop at a point where a fault is to happen."""
+        step = self._status.step + 1
+        for point in self._stops:
+            if point.phase == phase and point.step in (None, step):
+                self._stops = tuple(other for other in self._stops if other is not point)
+                self.mailbox.post(Reached(point, step))
+                with self.world.pulse.wait("fault"):
+                    threading.Event().wait()  # for what is to happen from outside
+
+    # Quorums
+
+    def _hear(self, command: Any) -> bool:
+        if isinstance(command, Stops):
+            self._stops = command.points
+            return True
+        if isinstance(command, Over):
+            with self._news:
+                self._is_over = True
+                self._news.notify()
+            return True
+        if not isinstance(command, Quorum):
+            return False
+        with self._news:
+            self._announced = command
+            if not command.is_planned:
+                self.world.interrupt()
+            self._news.notify()
+        return True
+
+    @property
+    def _is_change_announced(self) -> bool:
+        return self._announced is not None and self._announced.generation > self._entered
+
+    def _await_quorum(self) -> Quorum:
+        """The newest quorum, once there is one that this rank has not tried to enter."""
+        with self.world.pulse.wait("quorum"), self._news:
+            self._news.wait_for(lambda: self._is_change_announced or self._is_over)
+            if self._is_over:
+                raise Left(f"the job of device {self.world.device} is over")
+            quorum = self._announced
+            assert quorum is not None
+            self._entered = quorum.generation
+            self.world.pulse.resume()
+            return quorum
+
+    def _settle(self) -> None:
+        """Enter the newest quorum, and the next if that one loses a member meanwhile."""
+        while True:
+            quorum = self._await_quorum()
+            try:
+                self._enter(quorum)
+            except PeerLost as error:
+                if not self._is_elastic:
+                    raise
+                self._complain(error)
+            else:
+                self._must_settle = False
+                return
+
+    def _complain(self, error: PeerLost) -> None:
+        self._must_settle = True
+        if not self.world.pulse.is_interrupted:
+            self.mailbox.post(Trouble(self._entered, str(error)))
+
+    def _enter(self, quorum: Quorum) -> None:
+        began = time.perf_counter()
+        self.world.enter(quorum.generation, quorum.members)
+        group = self.world.group(quorum.members, purpose=PURPOSE)
+        self.world.pulse.reach("recovery")
+        verdict = Verdict.of(exchange(self._status, group=group))
+        self._catch_up(verdict)
+        moved, reason = self._prepare(quorum, verdict, group=group)
+        group.all_reduce(torch.zeros(1, device=self.world.torch_device))
+        self._adopt(quorum.generation)
+        if self._division is None:
+            raise Left(f"device {self.world.device} has left the job after step {self.step}")
+        self.world.narrow(quorum.plan.devices)
+        self._division.connect(self.world)
+        self.mailbox.post(Settled(quorum.generation, self.step, moved, time.perf_counter() - began, reason))
+
+    def _catch_up(self, verdict: Verdict) -> None:
+        """Adopt the plan that others have adopted, and apply the step that others have committed."""
+        if verdict.adopted != NEVER and self._status.adopted != verdict.adopted == self._status.prepared:
+            self._adopt(verdict.adopted)
+        self._prepared = None
+        self._status = replace(self._status, prepared=NEVER)
+        if self._division is not None:
+            if self._status.step < verdict.latest.step:
+                self._apply(verdict.latest.values)
+            self._division.disconnect()
+        self._offer = None
+
+    def _prepare(self, quorum: Quorum, verdict: Verdict, *, group: Group) -> tuple[int, str]:
+        """Make this rank's part under the quorum's plan; bytes received, and why the state is another one, if it is."""
+        plan, is_staying = quorum.plan, self.world.device in quorum.plan.devices
+        have, reason = Inventory({}, {}), ""
+        want = Inventory.wanted(plan, self._recipe.copies)
+        if verdict.holders:
+            have = Inventory.of(quorum.plans[verdict.adopted], self._recipe.copies, gathered=verdict.holders)
+            missing = have.lacks(want, plan)
+            reason = f"{missing[0][0].name}, elements {missing[0][1][0]}, is lost" if missing else ""
+        is_fresh = bool(reason) or not verdict.holders
+        if is_fresh:
+            # Everyone starts again: what is left of the state is of no use, and its memory is.
+            self._division, self._status = None, Status()
+        old = self._division
+        new = None
+        if is_staying:
+            is_kept = old is not None and old.layout == plan.layout_of(self.world.device)
+            new = Division(self._recipe, plan, world=self.world, model=old.model if old and is_kept else None)
+        moved = 0
+        if is_fresh:
+            self._begin_anew(new, quorum)
+        else:
+            self.world.pulse.reach("reshard")
+            moved = move(old, new, have=have, want=want, group=group)
+            share_buffers(old, new, holders=verdict.holders, want=want, group=group)
+            self._status = replace(verdict.latest, adopted=self._status.adopted, is_gathered=True)
+        if new is not None:
+            for state in new.optimizer.states:
+                state.step = self._status.num_updates
+        self._prepared = new
+        self._status = replace(self._status, prepared=quorum.generation)
+        return moved, reason
+
+    def _begin_anew(self, new: Division | None, quorum: Quorum) -> None:
+        """Fill with the state that the job starts from."""
+        if new is not None:
+            self._start(new.model, new.layout)
+            new.optimizer.set_masters()
+
+    def _adopt(self, generation: int) -> None:
+        self._division, self._prepared = self._prepared, None
+        self._status = replace(self._status, adopted=generation, prepared=NEVER)

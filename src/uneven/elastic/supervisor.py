@@ -1,0 +1,280 @@
+"""A launcher's loop over an elastic job: hear the ranks, end those that hang, tell the others who goes on."""
+
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, final
+
+from uneven.elastic.coordinator import Coordinator
+from uneven.elastic.faults import Fault, Reached, Stops
+from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Trouble, Wish
+from uneven.elastic.watch import Watch
+from uneven.errors import RankFailed
+from uneven.goodput import Event
+from uneven.launch.launcher import Launcher, LaunchSettings
+from uneven.launch.rank import Beat, Message, Program
+
+TICK_S = 0.1
+"""How often to look at the clock while nothing is heard."""
+GRACE_S = 2.0
+"""After a rank could not finish an operation, how long to wait for the death that explains it."""
+RETRIES = 3
+"""How often in a row a generation may fail without a death or a step in between."""
+
+
+@dataclass(slots=True)
+class _Recovery:
+    """A quorum on its way: why it came to be, and since when."""
+
+    kind: str
+    devices: tuple[int, ...]
+    since_s: float
+    detect_s: float | None = None
+    bytes_moved: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+
+@final
+class Supervisor:
+    """Runs `program(world, mailbox, *args)` on every device of the coordinator's plan, and goes on when devices fail.
+
+    As a context it ends all processes on leaving. A program makes a `Member`; who raises ends the job.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        args: tuple[Any, ...] = (),
+        *,
+        coordinator: Coordinator,
+        settings: LaunchSettings,
+        faults: Sequence[Fault] = (),
+        hang_s: float | None = None,
+    ) -> None:
+        self.coordinator = coordinator
+        self.launcher = Launcher(program, args, devices=coordinator.home.devices, settings=settings)
+        self.watch = Watch(hang_s)
+        self._faults = list(faults)
+        self._began_s = time.monotonic()
+        self._ended_s: dict[int, float] = {}
+        self._trouble: tuple[float, Trouble] | None = None
+        self._num_retries = 0
+        self._done: set[int] = set()
+        self._lost: set[int] = set()
+        self._recovery: _Recovery | None = None
+        self._step = 0
+
+    def __enter__(self) -> Self:
+        self.launcher.__enter__()
+        quorum = self.coordinator.start()
+        for device in self.coordinator.home.devices:
+            self._greet(device)
+        self._tell(quorum)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.launcher.__exit__(kind, error, tb)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def pending_faults(self) -> tuple[Fault, ...]:
+        """Those that have not happened."""
+        return tuple(self._faults)
+
+    def committed(self, step: int, *, seconds: float) -> Iterator[Event]:
+        """A step is done, as whoever reads the messages has found; faults that come between steps happen now."""
+        self._step = step
+        self._num_retries = 0
+        self.watch.step(seconds)
+        for fault in [f for f in self._faults if f.action in ("drain", "return") and (f.point.step or 0) <= step + 1]:
+            self._faults.remove(fault)
+            yield self._event("fault", fault.device, text=str(fault))
+            if fault.action == "drain":
+                self.drain(fault.device)
+            else:
+                yield from self.restart(fault.device)
+
+    def tell(self, command: Any) -> None:
+        """Send a command to all ranks."""
+        self.launcher.tell(command)
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Who is there, as `devices.json` has it: every device of the job but those that have left as asked."""
+        coordinator, running, pids = self.coordinator, self.launcher.running, self.launcher.pids
+        found = []
+        for device in coordinator.home.devices:
+            is_member = device in coordinator.quorum.plan.devices
+            state = "failed" if device not in running else "healthy" if is_member else "joining"
+            if device in coordinator.leaving:
+                state = "draining"
+            if device not in running and device not in self._lost:
+                continue
+            found.append(
+                {
+                    "id": device,
+                    "replica": coordinator.home.replica_of(device),
+                    "pid": pids.get(device),
+                    "host": socket.gethostname(),
+                    "state": state,
+                }
+            )
+        return found
+
+    def drain(self, device: int) -> None:
+        """Let a device leave at the next step boundary."""
+        self.coordinator.drain(device)
+
+    def restart(self, device: int) -> Iterator[Event]:
+        """Start the process of a device again, if it has none; it joins at a step boundary once it is ready."""
+        if device in self.launcher.running:
+            return
+        self._done.discard(device)
+        self._lost.discard(device)
+        self.launcher.start(device)
+        self._greet(device)
+        yield self._event("start", device)
+
+    def events(self) -> Iterator[Message | Event]:
+        """What ranks post and return, and what happens to them, until all have ended.
+
+        Raises what a rank raised, and QuorumLost if no device is left.
+        """
+        while self.launcher.running:
+            for message in self.launcher.poll(TICK_S):
+                yield from self._take(message)
+            yield from self._look()
+
+    # What ranks say
+
+    def _take(self, message: Message) -> Iterator[Message | Event]:
+        device, payload = message.device, message.payload
+        if isinstance(payload, Beat):
+            self.watch.hear(device, self.now_s, num_beats=payload.num_beats, waiting=payload.waiting)
+            return
+        self.watch.hear(device, self.now_s)
+        if message.kind == "error":
+            raise self.launcher.fail({device: payload})
+        if message.kind == "end":
+            yield from self._bury(device, payload.text)
+        elif message.kind == "result":
+            self.watch.end(device)
+            self._done.add(device)
+            yield message
+        elif isinstance(payload, Settled):
+            yield from self._settle(device, payload)
+        elif isinstance(payload, Reached):
+            yield from self._strike(device, payload)
+        elif isinstance(payload, Ready):
+            if device not in self.coordinator.quorum.members:
+                self.coordinator.admit(device)
+        elif isinstance(payload, Trouble):
+            self._trouble = self._trouble or (self.now_s, payload)
+        elif isinstance(payload, Wish):
+            self.coordinator.drain(device)
+        else:
+            yield message
+
+    def _bury(self, device: int, text: str) -> Iterator[Event]:
+        now = self.now_s
+        self.watch.end(device)
+        self._lost.add(device)
+        detect_s = now - self._ended_s.pop(device, now)
+        yield self._event("failure", device, detect_s=detect_s, text=text)
+        if self._done:
+            self.launcher.tell(Over())
+            return
+        quorum = self.coordinator.lose([device])
+        if quorum is not None:
+            before = self._recovery
+            lost = (*(before.devices if before and before.kind == "recovery" else ()), device)
+            self._recovery = _Recovery("recovery", lost, now, detect_s)
+            self._tell(quorum)
+
+    def _settle(self, device: int, settled: Settled) -> Iterator[Event]:
+        recovery = self._recovery
+        if recovery is not None and settled.generation == self.coordinator.quorum.generation:
+            recovery.bytes_moved += settled.moved_bytes
+            recovery.reasons += [settled.reason] if settled.reason else []
+        self._trouble = None
+        if self.coordinator.settle(device, generation=settled.generation) and recovery is not None:
+            self._recovery = None
+            for each in recovery.devices:
+                yield Event(
+                    time_s=self.now_s,
+                    kind=recovery.kind,
+                    device=each,
+                    step=settled.step,
+                    detect_s=recovery.detect_s,
+                    recover_s=self.now_s - recovery.since_s,
+                    bytes_moved=recovery.bytes_moved,
+                    text=recovery.reasons[0] if recovery.reasons else "",
+                )
+
+    def _strike(self, device: int, reached: Reached) -> Iterator[Event]:
+        """What was to happen to a rank that has stopped for it."""
+        for fault in self._faults:
+            if fault.device == device and fault.point == reached.point:
+                self._faults.remove(fault)
+                self._ended_s[device] = self.now_s
+                self.launcher.kill(device, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+                yield self._event("fault", device, text=str(fault))
+                return
+
+    # What the clock says
+
+    def _look(self) -> Iterator[Event]:
+        now = self.now_s
+        for device in self.watch.hung(now):
+            self._ended_s.setdefault(device, self.watch.last_alive_s(device))
+            self.watch.end(device)
+            self.launcher.kill(device)
+            yield self._event("hang", device, text=f"no progress for {self.watch.limit_s:.1f} s: ended")
+        if self.watch.is_stalled(now):
+            yield from self._retry(f"all ranks have waited for each other for {self.watch.limit_s:.1f} s")
+        elif self._trouble is not None and now - self._trouble[0] > GRACE_S:
+            trouble = self._trouble[1]
+            if trouble.generation == self.coordinator.quorum.generation:
+                yield from self._retry(trouble.text)
+            self._trouble = None
+        if not self._done:
+            change = self.coordinator.change()
+            if change is not None:
+                self._announce_change(change)
+
+    def _announce_change(self, quorum: Quorum) -> None:
+        before = set(quorum.plans[quorum.generation - 1].devices)
+        after = set(quorum.plan.devices)
+        kind = "join" if after - before else "drain"
+        devices = tuple(sorted(after - before)) if kind == "join" else tuple(sorted(before - after))
+        self._recovery = _Recovery(kind, devices, self.now_s)
+        self._tell(quorum)
+
+    def _retry(self, why: str) -> Iterator[Event]:
+        self._num_retries += 1
+        if self._num_retries > RETRIES:
+            raise RankFailed(f"gave up after {RETRIES} new starts of the same devices: {why}")
+        for device in self.launcher.running:
+            self.watch.start(device, self.now_s)
+        self._tell(self.coordinator.retry())
+        yield self._event("retry", None, text=why)
+
+    # What ranks are told
+
+    def _greet(self, device: int) -> None:
+        self.watch.start(device, self.now_s)
+        points = tuple(f.point for f in self._faults if f.device == device and f.action in ("kill", "hang"))
+        self.launcher.tell(Stops(points), device=device)
+
+    def _tell(self, quorum: Quorum) -> None:
+        for device in quorum.members:
+            self.launcher.tell(quorum, device=device)
+
+    def _event(self, kind: str, device: int | None, *, detect_s: float | None = None, text: str = "") -> Event:
+        return Event(time_s=self.now_s, kind=kind, device=device, step=self._step, detect_s=detect_s, text=text)

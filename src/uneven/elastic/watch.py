@@ -1,0 +1,82 @@
+"""Who hangs: a rank that gives no sign of life, or that does not get on while it waits for nobody.
+
+In a job of collectives one rank that hangs makes all others wait, so progress alone names nobody. Who waits for
+others is innocent.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import final
+
+LEAST_S = 5.0
+"""Of the limit that is taken from the time of steps: scheduling of a busy machine delays signs of life too."""
+STEPS_PER_LIMIT = 20
+SETTLING_S = 120.0
+"""The limit until there are steps to take it from, and while ranks build what they need."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    heard_s: float
+    moved_s: float
+    num_beats: int = -1
+    is_waiting: bool = False
+
+
+@final
+class Watch:
+    """Limits silence and standstill to `limit_s`, by default to 20 times the time of a step, at least 5 s."""
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self._given_s = limit_s
+        self._steps: deque[float] = deque(maxlen=50)
+        self._ranks: dict[int, _Rank] = {}
+
+    @property
+    def limit_s(self) -> float:
+        if self._given_s is not None:
+            return self._given_s
+        return max(LEAST_S, STEPS_PER_LIMIT * median(self._steps)) if self._steps else SETTLING_S
+
+    def start(self, device: int, now: float) -> None:
+        """Watch a process."""
+        self._ranks[device] = _Rank(now, now)
+
+    def end(self, device: int) -> None:
+        """It has ended."""
+        self._ranks.pop(device, None)
+
+    def hear(self, device: int, now: float, *, num_beats: int | None = None, waiting: str = "") -> None:
+        """A sign of life; `num_beats` and `waiting` of a Beat, no number with what else a rank says: it has got on."""
+        rank = self._ranks.get(device)
+        if rank is None:
+            return
+        rank.heard_s = now
+        if num_beats is None or num_beats != rank.num_beats:
+            rank.moved_s = now
+        if num_beats is not None:
+            rank.num_beats = num_beats
+            rank.is_waiting = bool(waiting)
+
+    def step(self, seconds: float) -> None:
+        """A step took so long."""
+        self._steps.append(seconds)
+
+    def last_alive_s(self, device: int) -> float:
+        """When a device last got on."""
+        return self._ranks[device].moved_s
+
+    def hung(self, now: float) -> list[int]:
+        """Devices that hang."""
+        limit = self.limit_s
+        return [
+            device
+            for device, rank in self._ranks.items()
+            if now - rank.heard_s > limit or (not rank.is_waiting and now - rank.moved_s > limit)
+        ]
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether all wait for each other, and have for too long."""
+        ranks = self._ranks.values()
+        return bool(ranks) and all(rank.is_waiting and now - rank.moved_s > self.limit_s for rank in ranks)
