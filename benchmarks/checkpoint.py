@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.checkpoint --write
 
 The same bytes are written, with fsync, by `write_part` and by `write` alone, and read, from the page cache, by
-`read_slices`, which checks them, and by `pread` alone, in turn, in one thread. Parameters are divided along dim 0, or
+`read_tiles`, which checks them, and by `pread` alone, in turn, in one thread. Parameters are divided along dim 0, or
 along dim 1, where columns are written as rows. The last table has the checksums of Python's standard library.
 """
 
@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,11 +21,12 @@ import torch
 from benchmarks.report import parse_arguments, publish, ratio, spread, surroundings
 from uneven.checkpoint.folder import Checkpoint
 from uneven.checkpoint.manifest import BLOCK_BYTES
-from uneven.checkpoint.restore import read_slices
-from uneven.checkpoint.slices import Slice
-from uneven.checkpoint.write import HostCopy, copy_slices, write_part
+from uneven.checkpoint.restore import read_tiles
+from uneven.checkpoint.write import copy_tiles, write_part
+from uneven.reshard import Tile
 
-SHAPES = {"dim 0": (1, 2048 * 4096), "dim 1": (2048, 4096)}
+DIMS = {"dim 0": 0, "dim 1": 1}
+SHAPE = (2048, 4096)
 NUM_TENSORS, REPETITIONS = 16, 9
 CHECKSUMS: dict[str, Callable[[bytes], object]] = {
     "CRC-32": zlib.crc32,
@@ -44,9 +45,9 @@ def rate(num_bytes: int, action: Callable[[], object]) -> float:
     return num_bytes / 1e9 / (time.perf_counter() - began)
 
 
-def plain_write(copy: HostCopy, file: Path) -> None:
+def plain_write(tensors: Iterable[torch.Tensor], file: Path) -> None:
     with file.open("xb", buffering=0) as stream:
-        for tensor in copy.tensors:
+        for tensor in tensors:
             content = memoryview(tensor.view(-1).view(torch.uint8).numpy())
             while content:
                 content = content[stream.write(content) :]
@@ -59,25 +60,26 @@ def plain_read(file: Path, buffer: bytearray) -> None:
             pass
 
 
-def measure(shape: tuple[int, int], *, num_tensors: int, repetitions: int) -> Rates:
+def measure(dim: int, *, num_tensors: int, repetitions: int) -> Rates:
     torch.set_num_threads(1)
-    slices = [Slice(f"{index}", "value", (0, shape[0]), (0, shape[1])) for index in range(num_tensors)]
-    tensors = [torch.randn(shape) for _ in slices]
+    tiles = {f"{index}": (Tile(0, SHAPE[dim], dim, torch.randn(SHAPE)),) for index in range(num_tensors)}
+    tensors = [tile.view for (tile,) in tiles.values()]
+    written = dict.fromkeys(tiles, ((0, SHAPE[dim]),))
+    num_bytes = 4 * num_tensors * SHAPE[0] * SHAPE[1]
     rates: Rates = {name: [] for name in ("copy", "write", "plain write", "read", "plain read")}
-    buffer = bytearray(tensors[0].numel() * 4)
+    buffer = bytearray(4 * SHAPE[0] * SHAPE[1])
     with tempfile.TemporaryDirectory() as folder:
         ours, plain = Path(folder, "ours"), Path(folder, "plain")
         for _ in range(repetitions):
             began = time.perf_counter()
-            copy = copy_slices(zip(slices, tensors, strict=True))
-            rates["copy"].append(copy.num_bytes / 1e9 / (time.perf_counter() - began))
+            copy = copy_tiles([("value", tiles)], written)
+            rates["copy"].append(num_bytes / 1e9 / (time.perf_counter() - began))
             parts = []
-            rates["write"].append(rate(copy.num_bytes, lambda: parts.append(write_part(copy, ours))))  # noqa: B023
-            rates["plain write"].append(rate(copy.num_bytes, lambda: plain_write(copy, plain)))  # noqa: B023
-            checkpoint = Checkpoint(Path(folder), SimpleNamespace(parts=parts), 0)
-            wanted = list(zip(slices, tensors, strict=True))
-            rates["read"].append(rate(copy.num_bytes, lambda: read_slices(checkpoint, wanted)))  # noqa: B023
-            rates["plain read"].append(rate(copy.num_bytes, lambda: plain_read(plain, buffer)))
+            rates["write"].append(rate(num_bytes, lambda: parts.append(write_part(copy, ours))))  # noqa: B023
+            rates["plain write"].append(rate(num_bytes, lambda: plain_write(tensors, plain)))  # noqa: B023
+            checkpoint = Checkpoint(Path(folder), SimpleNamespace(parts=parts))
+            rates["read"].append(rate(num_bytes, lambda: read_tiles(checkpoint, [("value", tiles)])))  # noqa: B023
+            rates["plain read"].append(rate(num_bytes, lambda: plain_read(plain, buffer)))
             ours.unlink()
             plain.unlink()
     return rates
@@ -95,9 +97,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Rates]:
     options = parse_arguments(__doc__, argv)
     load_before = os.getloadavg()[0]
     num_tensors, repetitions = (1, 1) if options.quick else (NUM_TENSORS, REPETITIONS)
-    found = {name: measure(shape, num_tensors=num_tensors, repetitions=repetitions) for name, shape in SHAPES.items()}
+    found = {name: measure(dim, num_tensors=num_tensors, repetitions=repetitions) for name, dim in DIMS.items()}
     found["checksums"] = checksum_rates(repetitions)
-    num_bytes = 4 * num_tensors * SHAPES["dim 1"][0] * SHAPES["dim 1"][1]
+    num_bytes = 4 * num_tensors * SHAPE[0] * SHAPE[1]
     lines = [
         "# Writing and reading a part of a checkpoint",
         "",
@@ -106,13 +108,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Rates]:
         "",
         "| divided along | GB/s of the copy | written | by `write` alone | read and checked | by `pread` alone |",
         "|---|---|---|---|---|---|",
-        *(f"| {name} | {' | '.join(str(spread(each)) for each in found[name].values())} |" for name in SHAPES),
+        *(f"| {name} | {' | '.join(str(spread(each)) for each in found[name].values())} |" for name in DIMS),
         "",
         "Ratios of what was done in turn: "
         + "; ".join(
             f"{name}, written {ratio(found[name]['write'], found[name]['plain write'])} and read "
             f"{ratio(found[name]['read'], found[name]['plain read'])} times as fast as by the system's calls alone"
-            for name in SHAPES
+            for name in DIMS
         )
         + ".",
         "",

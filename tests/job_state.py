@@ -1,24 +1,22 @@
 """The state of a training job on all devices of a plan, in one process: saved to and loaded from checkpoints."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from tests import layouts, models, oracle
-from uneven.checkpoint.export import saved_buffers
+from uneven.checkpoint.export import flat_tile, saved_buffers
 from uneven.checkpoint.folder import Checkpoint, make_draft, open_checkpoint, part_file, publish
-from uneven.checkpoint.manifest import Manifest
-from uneven.checkpoint.restore import read_slices
-from uneven.checkpoint.slices import BUFFER, STATE, Slice, held_slices, matrix_shape, shard_slices
-from uneven.checkpoint.write import copy_slices, write_part
-from uneven.layout import ParallelPlan, StateShard, bundles_of, shards_of
-from uneven.modelspec import BytesRead, ModelSpec
-from uneven.optim.bundle import LocalBundle
+from uneven.checkpoint.manifest import BUFFER, STATE, Manifest
+from uneven.checkpoint.restore import read_tiles
+from uneven.checkpoint.write import copy_tiles, write_part, written_by
+from uneven.layout import ParallelPlan, StateShard, shards_of
+from uneven.modelspec import ModelSpec
+from uneven.reshard import Tile, Tiles, copy_common, flat_tiles, tiles_of
 
 State = dict[str, dict[str, torch.Tensor]]
 """Tensors by kind and parameter."""
@@ -43,86 +41,76 @@ class Job:
     plan: ParallelPlan
     copies: Any
     local: dict[int, State]
-    shards: dict[tuple[int, StateShard], dict[str, torch.Tensor]]
-
-    @cached_property
-    def bundles(self) -> dict[Any, Any]:
-        return bundles_of(self.plan)
+    flats: dict[int, list[tuple[StateShard, dict[str, torch.Tensor]]]]
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: ParallelPlan, *, copies: Any = "all", state: State | None = None) -> "Job":
         """With the parts of `state`, or zeros."""
         job = cls(spec, plan, copies, {}, {})
         whole = state or {k: {n: torch.zeros_like(t) for n, t in v.items()} for k, v in random_state(spec).items()}
+        dtype = next(iter(whole["value"].values())).dtype
         for device in plan.devices:
             job.local[device] = {
                 kind: {name: oracle.local_part(plan, name, each, device=device) for name, each in tensors.items()}
                 for kind, tensors in whole.items()
             }
-            for shard in shards_of(plan, copies):
-                if device in shard.holders:
-                    job.shards[device, shard] = {kind: job.flat(device, shard, kind) for kind in STATE}
+            job.flats[device] = [
+                (shard, {kind: torch.zeros(shard.num_elements, dtype=dtype) for kind in STATE})
+                for shard in shards_of(plan, copies)
+                if device in shard.holders
+            ]
+            for kind in STATE:
+                copy_common(job.held(device, kind), job.kept(device, kind))
         return job
 
-    def flat(self, device: int, shard: StateShard, kind: str) -> torch.Tensor:
-        """A shard of a device's state, in the order of the optimizer."""
-        tensors = self.local[device][kind]
-        layout = self.plan.layout_of(device)
-        bundle = LocalBundle(self.bundles[shard.members], tensors, layout=layout, device=device)
-        return bundle.read(shard.start, shard.stop, dtype=next(iter(tensors.values())).dtype)
+    def held(self, device: int, kind: str) -> Tiles:
+        """The local parts of all parameters, or of another kind as if it were there as parameters are."""
+        layout, tensors = self.plan.layout_of(device), self.local[device][kind]
+        specs = self.spec.structure.parameters
+        return {spec.name: tiles_of(tensors[spec.name], spec, layout.held(spec, device)) for spec in specs}
 
-    def written_by(self, device: int) -> Iterator[tuple[Slice, torch.Tensor]]:
-        """The first holder of a shard writes it."""
-        for (holder, shard), flats in self.shards.items():
-            if holder == device == shard.holders[0]:
-                yield from self.slices(shard, flats)
+    def kept(self, device: int, kind: str) -> Tiles:
+        """What the device keeps of the optimizer's state."""
+        found: dict[str, list[Tile]] = {}
+        for shard, flats in self.flats[device]:
+            for name, tiles in flat_tiles(flats[kind], shard.parts).items():
+                found.setdefault(name, []).extend(tiles)
+        return found
 
-    def slices(self, shard: StateShard, flats: dict[str, torch.Tensor]) -> Iterator[tuple[Slice, torch.Tensor]]:
-        for kind, flat in flats.items():
-            start = 0
-            for each in shard_slices(self.bundles[shard.members], shard, kind=kind):
-                yield each, flat[start : start + each.num_elements].view(each.shape)
-                start += each.num_elements
-            assert start == flat.numel()
+    def wanted_by(self, device: int) -> list[tuple[str, Tiles]]:
+        return [(kind, self.held(device, kind)) for kind in STATE]
 
-    def wanted_by(self, device: int, kinds: tuple[str, ...] = STATE) -> Iterator[tuple[Slice, torch.Tensor]]:
-        """The local parts of all parameters, and of the other kinds as well."""
-        for kind in kinds:
-            for spec in self.spec.structure.parameters:
-                rows, _ = matrix_shape(spec)
-                columns = self.local[device][kind][spec.name].view(rows, -1)
-                start = 0
-                for each in held_slices(spec, kind, ranges=self.plan.layout_of(device).spec_ranges(spec, device)):
-                    stop = start + each.shape[1]
-                    yield each, columns[:, start:stop]
-                    start = stop
-
-    def save(self, run: Path, *, step: int = 1, **facts: Any) -> Checkpoint:
+    def save(
+        self, run: Path, *, step: int = 1, buffers: Mapping[str, torch.Tensor] = MappingProxyType({}), **facts: Any
+    ) -> Checkpoint:
         draft = make_draft(run, step, tag="t")
-        copies = {device: copy_slices(self.written_by(device)) for device in self.plan.devices}
-        parts = tuple(write_part(copy, part_file(draft, device)) for device, copy in copies.items())
-        values: dict[str, Any] = {"dtype": "float32", "config": self.spec.config, "buffers": {}, "extra": {}}
+        shapes = {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+        written = written_by(self.plan, shards_of(self.plan, self.copies), buffers=shapes)
+        parts = []
+        for device in self.plan.devices:
+            state = [(kind, self.kept(device, kind)) for kind in STATE]
+            state.append((BUFFER, {name: flat_tile(buffer) for name, buffer in buffers.items()}))
+            parts.append(write_part(copy_tiles(state, written[device]), part_file(draft, device)))
+        values: dict[str, Any] = {"dtype": "float32", "config": self.spec.config, "buffers": shapes, "extra": {}}
         counts = {"num_updates": step, "tokens": step, "time_s": 0.0, "seed": 0}
         structure = self.spec.structure
-        manifest = Manifest(step=step, structure=structure, parts=parts, **counts, **values | facts)
+        manifest = Manifest(step=step, structure=structure, parts=tuple(parts), **counts, **values | facts)
         return open_checkpoint(publish(draft, manifest))
 
-    def load(self, checkpoint: Checkpoint) -> list[BytesRead]:
+    def load(self, checkpoint: Checkpoint) -> None:
         """All devices in turn; first what models need, then shards."""
-        counts = [read_slices(checkpoint, self.wanted_by(device)) for device in self.plan.devices]
         for device in self.plan.devices:
-            owned = [self.slices(shard, flats) for (holder, shard), flats in self.shards.items() if holder == device]
-            read_slices(checkpoint, chain.from_iterable(owned))
-        return counts
+            read_tiles(checkpoint, self.wanted_by(device))
+            read_tiles(checkpoint, [(kind, self.kept(device, kind)) for kind in STATE])
 
     def assert_equal(self, other: "Job") -> None:
         for device, state in self.local.items():
             for kind, tensors in state.items():
                 for name, tensor in tensors.items():
                     assert torch.equal(tensor, other.local[device][kind][name]), (device, kind, name)
-        for key, flats in self.shards.items():
-            for kind, flat in flats.items():
-                assert torch.equal(flat, other.shards[key][kind]), (key, kind)
+            for (_, flats), (_, needed) in zip(self.flats[device], other.flats[device], strict=True):
+                for kind, flat in flats.items():
+                    assert torch.equal(flat, needed[kind]), (device, kind)
 
 
 def plan_of(spec: ModelSpec, world: str) -> ParallelPlan:
@@ -137,16 +125,6 @@ def save_stock(run: Path, name: str, dtype: torch.dtype, *, world: str) -> Any:
     stock = oracle.stock_model(spec, seed=5, dtype=torch.float32).requires_grad_(False)
     state = random_state(spec) | {"value": dict(stock.named_parameters())}
     job = Job.of(spec, plan_of(spec, world), copies=1, state=state)
-    buffers = {key: buffer.normal_() for key, buffer in saved_buffers(stock)}
-    own = job.written_by
-
-    def with_buffers(device: int) -> Iterator[tuple[Slice, torch.Tensor]]:
-        yield from own(device)
-        if device == 0:
-            for key, buffer in buffers.items():
-                yield Slice(key, BUFFER, (0, 1), (0, buffer.numel())), buffer.view(1, -1)
-
-    job.written_by = with_buffers
-    facts = {"dtype": str(dtype).removeprefix("torch."), "buffers": {k: tuple(b.shape) for k, b in buffers.items()}}
-    job.save(run, step=7, **facts)
+    buffers = {name: buffer.normal_() for name, buffer in saved_buffers(stock)}
+    job.save(run, step=7, dtype=str(dtype).removeprefix("torch."), buffers=buffers)
     return stock

@@ -104,7 +104,7 @@ def test_start_up_is_timed_to_the_first_step(capsys) -> None:
 
 def test_parts_of_checkpoints_are_written_and_read(capsys) -> None:
     found = checkpoint.main(["--quick"])
-    assert found.keys() == {*checkpoint.SHAPES, "checksums"}
+    assert found.keys() == {*checkpoint.DIMS, "checksums"}
     assert all(rate > 0 for rates in found.values() for each in rates.values() for rate in each)
     page = capsys.readouterr().out
     assert all(name in page for name in ("dim 0", "dim 1", *checkpoint.CHECKSUMS))

@@ -20,6 +20,7 @@ from uneven.data import Fields, load_tokenizer
 from uneven.data.records import read_records
 from uneven.modelspec import read_model
 
+CHECKPOINT = "docs/reference/checkpoint.md"
 GOODPUT = "docs/reference/goodput.md"
 HOSTS = "docs/howto/several-machines.md"
 TIMEOUT_S = 180
@@ -27,9 +28,10 @@ TIMEOUT_S = 180
 FILE_NAME = re.compile(r"# ([\w.-]+)\n")
 """The first line of a block that the page's commands know as a file."""
 OTHER_COMMANDS = re.compile(
-    r"make (train|test|check)|scripts/(setup|check|test)( .*)?|pip install .*|(uneven (launch|goodput)|torchrun) .*"
+    r"make (train|test|check)|scripts/(setup|check|test)( .*)?|pip install .*|"
+    r"(uneven (launch|goodput|export)|torchrun) .*"
 )
-"""What else a page may tell a reader to type; it runs in continuous integration, test_hosts.py or test_goodput.py."""
+"""What else a page may tell a reader to type; it runs in continuous integration or in a module of tests for it."""
 SHORT = (
     *("train.steps=2", "train.seq_len=32", "eval.reload=false", "eval.sequences=2", "sample.tokens=0"),
     "launch.threads=1",
@@ -155,7 +157,7 @@ def test_the_reference_lists_every_flag() -> None:
     assert listed == flags
 
 
-@pytest.mark.parametrize(("command", "page"), [("launch", HOSTS), ("goodput", GOODPUT)])
+@pytest.mark.parametrize(("command", "page"), [("launch", HOSTS), ("goodput", GOODPUT), ("export", CHECKPOINT)])
 def test_the_page_of_a_command_lists_every_flag(command: str, page: str) -> None:
     flags = set(re.findall(r"--[a-z-]+", uneven_here(command, "--help", cwd=ROOT).stdout)) - {"--help"}
     assert {re.match(r"`(--[a-z-]+)", row[0]).group(1) for row in table_rows(page) if row[0].startswith("`--")} == flags

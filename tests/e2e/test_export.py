@@ -11,10 +11,7 @@ from transformers import AutoTokenizer
 from tests.checkpoints import manifest_of, save, small_spec
 from tests.e2e.command import load, uneven_here
 from tests.job_state import save_stock
-from tests.pages import table_rows
 from uneven.data import load_tokenizer
-
-PAGE = "docs/reference/checkpoint.md"
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +43,15 @@ def test_a_checkpoint_becomes_a_folder_of_transformers(run: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none", "--to", "out"], "none: no such folder"),
+        (["none", "--to", "out"], "none/checkpoints: no checkpoint can be used: there is none"),
         (["empty", "--to", "out"], "empty/checkpoints: no checkpoint can be used: there is none"),
         (["RUN", "--to", "full"], "--to full: exists already; give a folder that is new or empty"),
         (["RUN", "--to", "full/file"], "--to full/file: exists already"),
-        (["RUN", "--to", "out", "--step", "8"], "no checkpoint of step 8 can be used: .* of the steps 7, 9"),
-        (["RUN", "--to", "out"], r"step-00000009/rank-[01]\.safetensors: is damaged: the .* bytes from byte [\d,]+ on"),
+        (["RUN", "--to", "out", "--step", "8"], "no checkpoint of step 8 can be used: there is step-0+7, step-0+9"),
+        (
+            ["RUN", "--to", "out"],
+            r"step-00000009/rank-[01]\.safetensors: is damaged: bytes [\d,]+ to [\d,]+, in [\w.]+ \(",
+        ),
         (["RUN", "--to", "full/file/out", "--step", "7"], "full/file/out: can't make this folder: Not a directory"),
     ],
 )
@@ -66,9 +66,3 @@ def test_a_mistake_is_one_message_and_leaves_no_folder(
     assert done.stdout == ""
     assert done.returncode == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full"]
-
-
-def test_the_reference_lists_every_flag_of_export(tmp_path: Path) -> None:
-    flags = set(re.findall(r"--[a-z-]+", uneven_here("export", "--help", cwd=tmp_path).stdout)) - {"--help"}
-    listed = {match[1] for row in table_rows(PAGE) if (match := re.match(r"`(--[a-z-]+)", row[0]))}
-    assert listed == flags

@@ -56,11 +56,11 @@ FOR_EVER = """
     from pathlib import Path
     import torch
     from uneven.checkpoint.folder import make_draft, part_file
-    from uneven.checkpoint.slices import Slice
-    from uneven.checkpoint.write import copy_slices, write_part
+    from uneven.checkpoint.manifest import Slice
+    from uneven.checkpoint.write import write_part
 
     draft = make_draft(Path(sys.argv[1]), 70, tag="t")
-    copy = copy_slices([(Slice("a", "value", (0, 1000), (0, 4000)), torch.ones(1000, 4000))])
+    copy = ((Slice("a", "value", 0, 1000), torch.ones(1000, 4000)),)
     for device in itertools.count():
         write_part(copy, part_file(draft, device))
         print(device, flush=True)

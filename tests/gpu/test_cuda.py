@@ -9,9 +9,9 @@ import torch
 
 from tests.e2e.command import TinyJob, load, write_tiny_files
 from uneven.checkpoint.folder import Checkpoint
-from uneven.checkpoint.restore import read_slices
-from uneven.checkpoint.slices import Slice
-from uneven.checkpoint.write import copy_slices, write_part
+from uneven.checkpoint.restore import read_tiles
+from uneven.checkpoint.write import copy_tiles, write_part
+from uneven.reshard import Tile
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,16 +57,15 @@ def test_nccl_does_not_share_a_gpu(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_a_gpu_is_that_of_the_cpu(tmp_path: Path) -> None:
-    """Copied by a stream into pinned memory, from views, and changed right after; read into views there."""
-    slices = [Slice("a", "value", (0, 300), (0, 70)), Slice("b", "value", (0, 1), (0, 5000))]
-    wholes = [torch.randn(300, 140, device="cuda"), torch.randn(1, 5000, device="cuda")]
-    views = [wholes[0][:, 70:], wholes[1]]
-    needed = [view.cpu() for view in views]
-    copy = copy_slices(zip(slices, views, strict=True))
-    for whole in wholes:
-        whole.zero_()
-    assert all(tensor.is_pinned() for tensor in copy.tensors)
+    """Copied into pinned memory, from views, and changed right after; read into views there."""
+    wholes = [torch.randn(300, 140, device="cuda"), torch.randn(5000, device="cuda")]
+    tiles = {"a": (Tile(70, 140, 1, wholes[0][:, 70:]),), "b": (Tile(0, 5000, 0, wholes[1]),)}
+    needed = [whole.cpu() for whole in wholes]
+    copy = copy_tiles([("value", tiles)], {"a": ((70, 140),), "b": ((0, 5000),)})
+    wholes[0][:, 70:].zero_()
+    wholes[1].zero_()
+    assert all(tensor.is_pinned() for _, tensor in copy)
     part = write_part(copy, tmp_path / "rank-0.safetensors")
-    read_slices(Checkpoint(tmp_path, SimpleNamespace(parts=(part,)), 0), zip(slices, views, strict=True))
-    for found, value in zip(views, needed, strict=True):
-        assert torch.equal(found.cpu(), value)
+    read_tiles(Checkpoint(tmp_path, SimpleNamespace(parts=(part,))), [("value", tiles)])
+    for whole, value in zip(wholes, needed, strict=True):
+        assert torch.equal(whole.cpu(), value)

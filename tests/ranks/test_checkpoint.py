@@ -4,8 +4,8 @@ The devices of a job take turns in this process: writing and reading communicate
 """
 
 import random
-import threading
 from collections import defaultdict
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from tests import models
 from tests.job_state import Job, plan_of, random_state, save_stock
 from uneven.checkpoint.export import saved_buffers
 from uneven.checkpoint.folder import Checkpoint, newest, open_checkpoint
-from uneven.checkpoint.manifest import BLOCK_BYTES
-from uneven.checkpoint.restore import read_slices
-from uneven.checkpoint.slices import Slice
+from uneven.checkpoint.manifest import BLOCK_BYTES, Slice
+from uneven.checkpoint.restore import read_tiles
 from uneven.checkpoint.to_folder import export_checkpoint
-from uneven.checkpoint.write import HostCopy, Writer, copy_slices
+from uneven.checkpoint.write import copy_tiles, start_writing, written_by
 from uneven.errors import CheckpointError, CheckpointRefused
+from uneven.layout import ModelStructure, length, shards_of, states_held, union, without
+from uneven.reshard import Tile, Tiles
 
 
 @pytest.mark.parametrize(
@@ -54,20 +55,20 @@ def test_any_layout_reads_what_another_has_written(
         here = there
 
 
-def test_a_bf16_model_gets_its_masters_and_their_rounding(tmp_path: Path) -> None:
+def test_a_bf16_model_gets_masters_and_their_rounding(tmp_path: Path) -> None:
     spec = models.model_spec("llama")
     state = random_state(spec)
     checkpoint = Job.of(spec, plan_of(spec, "2+1"), copies=1, state=state).save(tmp_path)
     plan = plan_of(spec, "3+2+1 unequal")
-    masters, rounded = Job.of(spec, plan, copies=1), Job.of(spec, plan, copies=1)
-    for tensors in rounded.local.values():
-        tensors["value"] = {name: tensor.bfloat16() for name, tensor in tensors["value"].items()}
-    masters.load(checkpoint)
+    reader = Job.of(spec, plan, copies=1)
     for device in plan.devices:
-        read_slices(checkpoint, rounded.wanted_by(device, ("value",)))
-        for each, tensor in rounded.local[device]["value"].items():
-            assert torch.equal(tensor, masters.local[device]["value"][each].bfloat16())
-    masters.assert_equal(Job.of(spec, plan, copies=1, state=state))
+        local = reader.local[device]
+        local["value"] = {name: tensor.bfloat16() for name, tensor in local["value"].items()}
+    reader.load(checkpoint)
+    needed = Job.of(spec, plan, copies=1, state=state)
+    for local in needed.local.values():
+        local["value"] = {name: tensor.bfloat16() for name, tensor in local["value"].items()}
+    reader.assert_equal(needed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -92,52 +93,82 @@ def bytes_asked_of_the_system() -> int:
     return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["rchar"])
 
 
-def blocks_touched(checkpoint: Checkpoint, wanted: list[Slice]) -> int:
-    """Bytes of all blocks that hold a byte of a wanted column, once for each slice wanted."""
-    places = defaultdict(list)
+def elements(structure: ModelStructure, name: str, start: int, stop: int) -> int:
+    return structure.parameter(name).count(((start, stop),))
+
+
+def blocks_touched(checkpoint: Checkpoint, wanted: list[tuple[str, Tiles]]) -> int:
+    """Bytes of all blocks that hold a byte of a wanted tile, once for each tile."""
+    places, structure = defaultdict(list), checkpoint.manifest.structure
     for stored in (stored for part in checkpoint.manifest.parts for stored in part.tensors):
-        places[stored.slice.name, stored.slice.kind].append(stored)
+        places[stored.slice.name, stored.slice.kind].append(stored.slice)
     total = 0
-    for each, stored in ((wish, stored) for wish in wanted for stored in places[wish.name, wish.kind]):
-        low, high = (min(max(c, stored.slice.columns[0]), stored.slice.columns[1]) for c in each.columns)
-        start, stop = ((c - stored.slice.columns[0]) * stored.num_bytes // stored.slice.shape[1] for c in (low, high))
-        blocks = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1) if start < stop else ()
-        total += sum(min(BLOCK_BYTES, stored.num_bytes - block * BLOCK_BYTES) for block in blocks)
+    for kind, name, tile in (
+        (kind, name, tile) for kind, tiles in wanted for name, own in tiles.items() for tile in own
+    ):
+        for own in places[name, kind]:
+            low, high = max(own.start, tile.start), min(own.stop, tile.stop)
+            start, stop, end = (4 * elements(structure, name, own.start, at) for at in (low, high, own.stop))
+            blocks = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1) if low < high else ()
+            total += sum(min(BLOCK_BYTES, end - block * BLOCK_BYTES) for block in blocks)
     return total
 
 
-def test_a_rank_reads_the_blocks_of_its_share_and_the_manifest(tmp_path: Path) -> None:
+def test_a_rank_reads_the_blocks_of_its_share(tmp_path: Path) -> None:
     spec = models.model_spec("llama", **WIDE)
-    writer = Job.of(spec, plan_of(spec, "4+3"), state=random_state(spec))
-    checkpoint = writer.save(tmp_path)
-    for world, is_same in (("4+3", True), ("2+2+1", False), ("interleaved", False)):
+    checkpoint = Job.of(spec, plan_of(spec, "4+3"), copies=1, state=random_state(spec)).save(tmp_path)
+    alone = Job.of(spec, plan_of(spec, "3"), state=random_state(spec)).save(tmp_path, step=2)
+    for source, world in ((checkpoint, "2+2+1"), (checkpoint, "interleaved"), (alone, "3")):
         reader = Job.of(spec, plan_of(spec, world))
         for device in reader.plan.devices:
-            wanted = list(reader.wanted_by(device))
+            wanted = reader.wanted_by(device)
+            tiles = [(name, tile) for _, found in wanted for name, own in found.items() for tile in own]
+            share = 4 * sum(elements(spec.structure, name, tile.start, tile.stop) for name, tile in tiles)
             before = bytes_asked_of_the_system()
-            count = read_slices(checkpoint, wanted)
+            count = read_tiles(source, wanted)
             asked = bytes_asked_of_the_system() - before
-            slices = [each for each, _ in wanted]
-            share = 4 * sum(each.num_elements for each in slices)
-            assert count.headers == (checkpoint.folder / "manifest.json").stat().st_size
-            assert count.tensors == blocks_touched(checkpoint, slices)
-            assert count.tensors <= asked < count.tensors + 1000  # /proc/self/io itself is read too
-            if is_same:
-                assert count.tensors == share
-            if world == "2+2+1":
-                assert share <= count.tensors < share + 2 * BLOCK_BYTES * len(slices)
+            assert count == blocks_touched(source, wanted)
+            assert count <= asked < count + 1000  # /proc/self/io itself is read too
+            assert share <= count
+            if source is alone:
+                assert count == share
 
 
-def test_a_part_is_a_file_of_safetensors_with_matrices_column_by_column(tmp_path: Path) -> None:
+def test_a_part_is_a_file_of_safetensors_with_the_divided_dim_first(tmp_path: Path) -> None:
     spec = models.model_spec("llama")
     state = random_state(spec)
     checkpoint = Job.of(spec, plan_of(spec, "2"), state=state).save(tmp_path)
     found = load_file(checkpoint.folder / "rank-1.safetensors")
     name = "model.layers.0.mlp.down_proj.weight"
-    assert torch.equal(found[f"{name}/exp_avg/0:48/176:352"], state["exp_avg"][name][:, 176:].t())
+    assert torch.equal(found[f"{name}/exp_avg/176:352"], state["exp_avg"][name][:, 176:].t())
     part = checkpoint.manifest.parts[1]
     assert (part.file, part.num_bytes) == ("rank-1.safetensors", (checkpoint.folder / part.file).stat().st_size)
     assert len(found) == len(part.tensors)
+
+
+# Who writes what
+
+
+@pytest.mark.parametrize("copies", [1, 2, "all"])
+@pytest.mark.parametrize("world", ["1", "4+3", "2+2+1", "interleaved", "no rows on the first"])
+def test_each_element_is_written_once_by_one_that_keeps_its_state(world: str, copies: Any) -> None:
+    spec = models.model_spec("llama", num_hidden_layers=8)
+    plan = plan_of(spec, world)
+    shards = shards_of(plan, copies)
+    written, kept = written_by(plan, shards, buffers={"scale": (2, 3), "none": ()}), states_held(plan, shards)
+    assert written.keys() == set(plan.devices)
+    assert written[0].pop("scale") == ((0, 6),)
+    assert written[0].pop("none") == ((0, 1),)
+    for each in spec.structure.parameters:
+        parts = [own[each.name] for own in written.values() if each.name in own]
+        assert union(part for ranges in parts for part in ranges) == each.whole
+        assert sum(map(length, parts)) == length(each.whole)
+    loads = []
+    for device, own in written.items():
+        assert all(not without(ranges, kept[device][name]) for name, ranges in own.items())
+        loads.append(sum(spec.structure.parameter(name).count(ranges) for name, ranges in own.items()))
+    if copies != 1:  # there is a choice
+        assert max(loads) * len(loads) < 1.05 * sum(loads)
 
 
 # Damage
@@ -152,11 +183,10 @@ def test_a_flipped_byte_anywhere_in_what_is_read_is_found(tmp_path: Path) -> Non
     for part in checkpoint.manifest.parts:
         file = checkpoint.folder / part.file
         first = min(stored.offset for stored in part.tensors)
-        last = max(stored.offset + stored.num_bytes for stored in part.tensors) - 1
-        assert last == file.stat().st_size - 1
+        last = file.stat().st_size - 1
         for place in (first, last, *(chance.randrange(first, last) for _ in range(3))):
             flip(file, place)
-            with pytest.raises(CheckpointRefused, match=rf"{file}: is damaged: .* in [\w.]+ \(.*\), have the checksum"):
+            with pytest.raises(CheckpointRefused, match=rf"{file}: is damaged: bytes .*, in [\w.]+ \(.*\), don't have"):
                 reader.load(open_checkpoint(checkpoint.folder))
             flip(file, place)
     reader.load(checkpoint)
@@ -187,51 +217,35 @@ def test_what_is_gone_while_it_is_read_is_refused_with_its_file(tmp_path: Path) 
 
 
 def test_a_copy_does_not_change_with_its_tensor() -> None:
-    each, tensor = Slice("a", "value", (0, 2), (0, 3)), torch.arange(6.0).view(3, 2).t()
-    copy = copy_slices([(each, tensor)])
+    tensor = torch.arange(6.0).view(2, 3)
+    copy = copy_tiles([("value", {"a": (Tile(4, 7, 1, tensor),)})], {"a": ((0, 5), (6, 9)), "b": ((0, 1),)})
     tensor.zero_()
-    assert torch.equal(copy.tensors[0], torch.arange(6.0).view(3, 2).t())
-    with pytest.raises(CheckpointError, match=r"has shape \(2, 3\), found a tensor of shape \(3, 2\)"):
-        copy_slices([(each, tensor.t())])
+    assert [each for each, _ in copy] == [Slice("a", "value", 4, 5), Slice("a", "value", 6, 7)]
+    assert [found.tolist() for _, found in copy] == [[[0.0, 3.0]], [[2.0, 5.0]]]
 
 
 class Held(torch.Tensor):
-    """A tensor of a disk that is slow: it is written once `gate` opens."""
+    """A tensor of a disk that is slow: it is written once `gate` is done."""
 
-    gate = threading.Event()
+    gate: Future[None] = Future()
 
-    def t(self) -> torch.Tensor:
-        self.gate.wait(10)
-        return self.as_subclass(torch.Tensor).t()
+    def contiguous(self) -> torch.Tensor:
+        self.gate.result(10)
+        return self.as_subclass(torch.Tensor).contiguous()
 
 
-def test_a_part_is_written_beside_the_job_one_at_a_time(tmp_path: Path) -> None:
-    copy = HostCopy((Slice("a", "value", (0, 2), (0, 3)),), (torch.ones(2, 3).as_subclass(Held),))
-    writer = Writer()
-    assert writer.poll() is writer.wait(0) is None
-    writer.submit(copy, tmp_path / "rank-0.safetensors")
-    assert writer.is_busy
-    assert writer.poll() is None
-    with pytest.raises(CheckpointError, match=r"rank-1\.safetensors: another part is still being written"):
-        writer.submit(copy, tmp_path / "rank-1.safetensors")
-    with pytest.raises(CheckpointError, match=r"not written within 0\.01 s"):
-        writer.wait(0.01)
-    Held.gate.set()
-    part = writer.wait(60)
-    assert part.num_bytes == (tmp_path / part.file).stat().st_size
-    assert not writer.is_busy
-    assert writer.poll() is None
+def test_a_part_is_written_beside_the_job(tmp_path: Path) -> None:
+    writing = start_writing(((Slice("a", "value", 0, 2), torch.ones(2, 3).as_subclass(Held)),), tmp_path / "f")
+    assert not wait([writing], 0.01).done
+    Held.gate.set_result(None)
+    part = writing.result(60)
+    assert (part.file, part.num_bytes) == ("f", (tmp_path / "f").stat().st_size)
 
 
 def test_what_the_disk_refuses_is_told_with_the_file(tmp_path: Path) -> None:
-    copy = copy_slices([(Slice("a", "value", (0, 2), (0, 3)), torch.ones(2, 3))])
-    writer = Writer()
     for file, reason in ((tmp_path / "none" / "f", "No such file or directory"), (tmp_path, "File exists")):
-        writer.submit(copy, file)
         with pytest.raises(CheckpointError, match=f"{file}: can't write the checkpoint: {reason}"):
-            writer.wait(60)
-    writer.submit(copy, tmp_path / "f")
-    assert writer.wait(60).file == "f"
+            start_writing((), file).result(60)
 
 
 # Export

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from uneven.comm import World
 from uneven.layout import ModelLayout, Transfer, transfers
 from uneven.modelspec import ModelSpec
-from uneven.reshard import Exchange, copy_common, tiles_of
+from uneven.reshard import Exchange, Tile, copy_common, tiles_of
 
 PURPOSE = "export"
 MAX_FILE_BYTES = 4 * 2**30
@@ -60,6 +60,11 @@ def saved_buffers(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """What belongs to a model without being a parameter; every device holds it whole."""
     kept = model.state_dict().keys()
     return ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def flat_tile(buffer: torch.Tensor) -> tuple[Tile]:
+    """A buffer as a checkpoint knows it."""
+    return (Tile(0, buffer.numel(), 0, buffer.view(-1)),)
 
 
 def gather_parameters(

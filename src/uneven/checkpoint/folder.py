@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +23,10 @@ DRAFT = re.compile(r"\.step-\d+\..+")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder, its manifest, and the bytes that were read to know it."""
+    """A folder and its manifest."""
 
     folder: Path
     manifest: Manifest
-    manifest_bytes: int
 
 
 def make_draft(run: Path, step: int, *, tag: str) -> Path:
@@ -57,7 +56,7 @@ def publish(draft: Path, manifest: Manifest) -> Path:
         sync(draft)
         # Not in the place of an older one of the step: taking that away first, a crash would leave neither.
         versions = [version for step, version, _ in _named(draft.parent) if step == manifest.step]
-        suffix = f".{max(versions) + 1}" if versions else ""
+        suffix = f".{versions[-1] + 1}" if versions else ""
         folder = draft.with_name(f"step-{manifest.step:08d}{suffix}")
         draft.rename(folder)
         sync(folder.parent)
@@ -71,40 +70,29 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     file = folder / MANIFEST
     try:
-        content = file.read_bytes()
-        manifest = Manifest.loads(content.decode(), where=str(file))
+        manifest = Manifest.loads(file.read_bytes(), where=str(file))
         _check_files(folder, manifest)
-    except UnicodeDecodeError as error:
-        raise CheckpointRefused(f"{file}: not JSON: {error}") from None
     except OSError as error:
         raise CheckpointRefused(f"{error.filename or file}: can't read the checkpoint: {error.strerror}") from None
-    return Checkpoint(folder, manifest, len(content))
+    return Checkpoint(folder, manifest)
 
 
 def find_checkpoints(run: Path) -> list[Checkpoint]:
     """The whole checkpoints of a run by ascending step, the last one of each step; drafts and broken ones are none."""
-    found = {}
-    for step, _, folder in _named(run / CHECKPOINTS):
-        try:
-            found[step] = open_checkpoint(folder)
-        except CheckpointRefused:
-            continue
-    return list(found.values())
+    return list({each.manifest.step: each for each in _whole(run / CHECKPOINTS)}.values())
 
 
 def newest(run: Path, *, step: int | None = None) -> Checkpoint:
     """The last whole checkpoint of a run, or that of `step`. Raises CheckpointRefused: what is there instead."""
-    problem = "there is none"
-    named = [(at, folder) for at, _, folder in _named(run / CHECKPOINTS) if step in (None, at)]
-    for _, folder in reversed(named):
+    named = _named(run / CHECKPOINTS)
+    problem = f"there is {', '.join(folder.name for _, _, folder in named) or 'none'}"
+    for folder in (folder for at, _, folder in reversed(named) if step in (None, at)):
         try:
             return open_checkpoint(folder)
         except CheckpointRefused as error:
             problem = str(error)
-    steps = sorted({at for at, _, _ in _named(run / CHECKPOINTS)})
-    have = f"; there are checkpoints of the steps {', '.join(map(str, steps))}" if steps and not named else ""
     wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
-    raise CheckpointRefused(f"{run / CHECKPOINTS}: no {wanted} can be used: {problem}{have}")
+    raise CheckpointRefused(f"{run / CHECKPOINTS}: no {wanted} can be used: {problem}")
 
 
 def prune(run: Path, *, keep: int, keep_every_s: float | None = None, active: Path | None = None) -> None:
@@ -112,35 +100,29 @@ def prune(run: Path, *, keep: int, keep_every_s: float | None = None, active: Pa
 
     Removes all drafts but `active`, too: a run has one writer. Broken checkpoints stay for someone to look at.
     """
-    found = find_checkpoints(run)
+    top, found = run / CHECKPOINTS, find_checkpoints(run)
     kept = {each.folder for each in found[-max(keep, 1) :]}
     if keep_every_s is not None:
         kept |= set({each.manifest.time_s // keep_every_s: each.folder for each in found}.values())
-    top = run / CHECKPOINTS
     with writing(top):
-        superseded = _superseded(top, whole={each.folder for each in found})
-        for folder in [*superseded, *(each.folder for each in found if each.folder not in kept)]:
+        for folder in [each.folder for each in _whole(top) if each.folder not in kept]:
             folder.rename(folder.with_name(f".{folder.name.partition('.')[0]}.removed-{folder.name}"))
         for folder in top.iterdir() if top.is_dir() else ():
             if DRAFT.fullmatch(folder.name) and folder != active:
                 shutil.rmtree(folder)
 
 
-def _superseded(top: Path, *, whole: set[Path]) -> list[Path]:
-    """Checkpoints, whole or not, of whose step a later one is whole."""
-    named = list(_named(top))
-    latest = {step: version for step, version, folder in named if folder in whole}
-    return [folder for step, version, folder in named if version < latest.get(step, 0)]
+def _whole(top: Path) -> Iterator[Checkpoint]:
+    """By ascending step and version."""
+    for _, _, folder in _named(top):
+        with suppress(CheckpointRefused):
+            yield open_checkpoint(folder)
 
 
-def _named(top: Path) -> Iterator[tuple[int, int, Path]]:
+def _named(top: Path) -> list[tuple[int, int, Path]]:
     """Step, version and folder of all that is called like a checkpoint, ascending."""
-    found = []
-    for folder in top.iterdir() if top.is_dir() else ():
-        match = NAME.fullmatch(folder.name)
-        if match:
-            found.append((int(match[1]), int(match[2] or 0), folder))
-    return iter(sorted(found))
+    matches = [(NAME.fullmatch(folder.name), folder) for folder in (top.iterdir() if top.is_dir() else ())]
+    return sorted((int(match[1]), int(match[2] or 0), folder) for match, folder in matches if match)
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:

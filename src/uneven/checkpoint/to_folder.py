@@ -6,21 +6,19 @@ Parameter by parameter, so that it holds what waits for one file and no more.
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from uneven.checkpoint.export import MAX_FILE_BYTES, FolderWriter, write_config
+from uneven.checkpoint.export import MAX_FILE_BYTES, FolderWriter, flat_tile, write_config
 from uneven.checkpoint.folder import Checkpoint, sync, writing
+from uneven.checkpoint.manifest import BUFFER, VALUE
 from uneven.checkpoint.reader import DTYPES
-from uneven.checkpoint.restore import read_slices
-from uneven.checkpoint.slices import BUFFER, STATE, Slice, held_slices
+from uneven.checkpoint.restore import read_tiles
 from uneven.errors import CheckpointError, CheckpointRefused
-
-VALUE = STATE[0]
+from uneven.reshard import Tiles, tiles_of
 
 
 def export_checkpoint(
@@ -35,6 +33,11 @@ def export_checkpoint(
 
     `out` is absent or empty, and appears when it is whole. `progress` hears of elements. Raises CheckpointRefused.
     """
+    manifest = checkpoint.manifest
+    family = manifest.config.get("model_type")
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family)
+    if architecture is None:
+        raise CheckpointRefused(f"{checkpoint.folder}: transformers has no causal language model {family!r}")
     draft = out.absolute().with_name(f".{out.absolute().name}.{uuid.uuid4().hex}")
     try:
         draft.mkdir(parents=True)
@@ -43,13 +46,11 @@ def export_checkpoint(
     try:
         with writing(draft):
             writer = FolderWriter(draft, max_file_bytes)
-            read_slices(
-                checkpoint, chain(_parameters(checkpoint, writer, progress=progress), _buffers(checkpoint, writer))
-            )
+            read_tiles(checkpoint, _wanted(checkpoint, writer, progress=progress))
             writer.close()
-            _write_config(checkpoint, draft)
-            for file in sorted(extras.iterdir()) if extras is not None and extras.is_dir() else ():
-                shutil.copy(file, draft)
+            write_config(draft, manifest.config, architecture=architecture, dtype=manifest.dtype)
+            if extras is not None and extras.is_dir():
+                shutil.copytree(extras, draft, dirs_exist_ok=True)
             for file in draft.iterdir():
                 sync(file)
             sync(draft)
@@ -61,40 +62,22 @@ def export_checkpoint(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _parameters(
+def _wanted(
     checkpoint: Checkpoint, writer: FolderWriter, *, progress: Callable[[int, int], None]
-) -> Iterator[tuple[Slice, torch.Tensor]]:
-    """What is to be read, as the matrices that a checkpoint knows; each goes to `writer` once it has been."""
-    total, done = checkpoint.manifest.structure.num_parameters, 0
-    for spec in checkpoint.manifest.structure.parameters:
-        (whole,) = held_slices(spec, VALUE, ranges=None)
-        tensor = torch.empty(spec.shape, dtype=_dtype(checkpoint))
-        yield whole, tensor.view(whole.shape)
+) -> Iterator[tuple[str, Tiles]]:
+    """What is to be read, whole; each tensor goes to `writer` once it has been."""
+    manifest, done = checkpoint.manifest, 0
+    dtype = getattr(torch, manifest.dtype, None)
+    if dtype not in DTYPES.values():
+        raise CheckpointRefused(f"{checkpoint.folder}: has weights of the unknown dtype {manifest.dtype!r}")
+    for spec in manifest.structure.parameters:
+        tensor = torch.empty(spec.shape, dtype=dtype)
+        yield VALUE, {spec.name: tiles_of(tensor, spec, spec.whole)}
         writer.add(spec.name, tensor)
         done += tensor.numel()
-        progress(done, total)
-
-
-def _buffers(checkpoint: Checkpoint, writer: FolderWriter) -> Iterator[tuple[Slice, torch.Tensor]]:
-    """As `_parameters`, in the dtypes that buffers have."""
-    dtypes = {stored.slice.name: stored.dtype for part in checkpoint.manifest.parts for stored in part.tensors}
-    for name, shape in checkpoint.manifest.buffers.items():
+        progress(done, manifest.structure.num_parameters)
+    dtypes = {stored.slice.name: stored.dtype for part in manifest.parts for stored in part.tensors}
+    for name, shape in manifest.buffers.items():
         tensor = torch.empty(shape, dtype=DTYPES[dtypes[name]])
-        yield Slice(name, BUFFER, (0, 1), (0, tensor.numel())), tensor.view(1, -1)
+        yield BUFFER, {name: flat_tile(tensor)}
         writer.add(name, tensor)
-
-
-def _dtype(checkpoint: Checkpoint) -> torch.dtype:
-    found = getattr(torch, checkpoint.manifest.dtype, None)
-    if found not in DTYPES.values():
-        raise CheckpointRefused(f"{checkpoint.folder}: has weights of the unknown dtype {checkpoint.manifest.dtype!r}")
-    return found
-
-
-def _write_config(checkpoint: Checkpoint, folder: Path) -> None:
-    manifest = checkpoint.manifest
-    family = manifest.config.get("model_type")
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family)
-    if architecture is None:
-        raise CheckpointRefused(f"{checkpoint.folder}: transformers has no causal language model {family!r}")
-    write_config(folder, manifest.config, architecture=architecture, dtype=manifest.dtype)

@@ -1,95 +1,82 @@
 """Write a device's part of a checkpoint: a copy into memory while the job waits, and a file while it goes on.
 
-A file is one of safetensors. Its tensors lie column after column, so that whatever columns another layout needs
-are one run of bytes, also of a parameter that is divided along a later dim.
+A file is one of safetensors. Its tensors have the parameter's divided dim first, so that whatever slices another
+layout needs are one run of bytes, also of a parameter that is divided along a later dim.
 """
 
 import json
 import os
-import threading
-import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from math import prod
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, final
+from threading import Thread
+from typing import IO
 
 import torch
 
 from uneven.checkpoint.folder import writing
-from uneven.checkpoint.manifest import BLOCK_BYTES, Part, Stored
-from uneven.checkpoint.slices import Slice
-from uneven.errors import CheckpointError
-from uneven.modelspec.stored import ITEM_BYTES
+from uneven.checkpoint.manifest import Part, Slice, Stored, checksums_of
+from uneven.checkpoint.reader import DTYPES
+from uneven.layout import Holding, ParallelPlan, Ranges, StateShard, states_held, transfers
+from uneven.reshard import Tiles, cut
 
-NAMES = MappingProxyType({torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"})
-ALIGNMENT = 8
+DISK = -1  # in the place of a device
+
+HostCopy = tuple[tuple[Slice, torch.Tensor], ...]
+"""Slices at one moment, in the CPU's memory; each tensor has the parameter's `dim` first, as a view."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostCopy:
-    """Slices and their numbers at one moment, in the CPU's memory."""
+def written_by(
+    plan: ParallelPlan, shards: tuple[StateShard, ...], *, buffers: Mapping[str, Sequence[int]]
+) -> dict[int, dict[str, Ranges]]:
+    """What each device writes: each element one of its state's holders, the one with the least to write so far.
 
-    slices: tuple[Slice, ...]
-    tensors: tuple[torch.Tensor, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+    Parameters go from large to small, so that shares come out alike. `buffers` (shapes) fall to the first device.
+    """
+    parameters = sorted(plan.structure.parameters, key=lambda spec: -spec.num_elements)
+    structure = replace(plan.structure, parameters=tuple(parameters))
+    disk = {DISK: {spec.name: spec.whole for spec in parameters}}
+    found: dict[int, dict[str, Ranges]] = {device: {} for device in plan.devices}
+    for move in transfers(states_held(plan, shards), disk, structure=structure):
+        found[move.source][move.spec.name] = move.ranges
+    found[plan.devices[0]] |= {name: ((0, prod(shape)),) for name, shape in buffers.items()}
+    return found
 
 
 @torch.no_grad()
-def copy_slices(slices: Iterable[tuple[Slice, torch.Tensor]]) -> HostCopy:
-    """Copy tensors, of the shape (rows, columns) of their slice, so that they may change once this returns."""
-    found, copies, devices = [], [], set()
-    for each, tensor in slices:
-        if tuple(tensor.shape) != each.shape:
-            raise CheckpointError(f"{each} has shape {each.shape}, found a tensor of shape {tuple(tensor.shape)}")
-        host = torch.empty(each.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        copies.append(host.copy_(tensor, non_blocking=tensor.is_cuda))
-        found.append(each)
-        if tensor.is_cuda:
-            devices.add(tensor.device)
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
-    return HostCopy(tuple(found), tuple(copies))
+def copy_tiles(state: Iterable[tuple[str, Tiles]], written: Holding) -> HostCopy:
+    """Copy what is `written` by this device (`written_by`) of tiles by kind; they may change once this returns."""
+    copies = []
+    for kind, tiles in state:
+        for name, own in tiles.items():
+            for (start, stop), view in cut(own, written.get(name, ())):
+                host = torch.empty(view.shape, dtype=view.dtype, pin_memory=view.is_cuda).copy_(view)
+                copies.append((Slice(name, kind, start, stop), host.movedim(own[0].dim, 0)))
+    return tuple(copies)
 
 
 def write_part(copy: HostCopy, file: Path) -> Part:
     """Write `file` and see it to the disk; returns what the manifest says of it. Raises CheckpointError."""
-    header, offsets = _header(copy)
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    entries, stored, end = {}, [], 0
+    for each, tensor in copy:
+        entry = {"dtype": names[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [end, end + tensor.nbytes]}
+        entries[f"{each.name}/{each.kind}/{each.start}:{each.stop}"] = entry
+        end += tensor.nbytes
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    end = 8 + len(header)
     with writing(file), file.open("xb", buffering=0) as stream:
-        _write(stream, memoryview(header))
-        checksums = [_write_tensor(stream, tensor) for tensor in copy.tensors]
+        _write(stream, memoryview(len(header).to_bytes(8, "little") + header))
+        for each, tensor in copy:
+            content = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+            _write(stream, content)
+            stored.append(Stored(each, names[tensor.dtype], end, checksums_of(content)))
+            end += len(content)
         os.fsync(stream.fileno())
-    stored = tuple(
-        Stored(each, NAMES[tensor.dtype], len(header) + offset, sums)
-        for each, tensor, offset, sums in zip(copy.slices, copy.tensors, offsets, checksums, strict=True)
-    )
-    return Part(file.name, len(header) + copy.num_bytes, stored)
-
-
-def _header(copy: HostCopy) -> tuple[bytes, list[int]]:
-    """The header of a safetensors file, and where after it the data of each tensor start."""
-    entries, offsets, end = {}, [], 0
-    for each, tensor in zip(copy.slices, copy.tensors, strict=True):
-        offsets.append(end)
-        dtype = NAMES[tensor.dtype]
-        start, end = end, end + each.num_elements * ITEM_BYTES[dtype]
-        rows, columns = ("{}:{}".format(*interval) for interval in (each.rows, each.columns))
-        name = f"{each.name}/{each.kind}/{rows}/{columns}"
-        entries[name] = {"dtype": dtype, "shape": [*reversed(each.shape)], "data_offsets": [start, end]}
-    content = json.dumps(entries).encode()
-    content += b" " * (-len(content) % ALIGNMENT)
-    return len(content).to_bytes(8, "little") + content, offsets
-
-
-def _write_tensor(stream: IO[bytes], tensor: torch.Tensor) -> str:
-    """Write the columns of a tensor one after another; returns the checksums of their blocks."""
-    content = memoryview(tensor.t().contiguous().view(-1).view(torch.uint8).numpy())
-    _write(stream, content)
-    blocks = range(0, len(content), BLOCK_BYTES)
-    return "".join(f"{zlib.crc32(content[start : start + BLOCK_BYTES]):08x}" for start in blocks)
+    return Part(file.name, end, tuple(stored))
 
 
 def _write(stream: IO[bytes], content: memoryview) -> None:
@@ -99,45 +86,15 @@ def _write(stream: IO[bytes], content: memoryview) -> None:
         done += stream.write(content[done:])
 
 
-@final
-class Writer:
-    """Writes one part at a time in a thread. Its process may end while it does: then there is a draft, nothing else."""
+def start_writing(copy: HostCopy, file: Path) -> Future[Part]:
+    """`write_part` in a thread. The process may end meanwhile, as it does not with an executor: a draft is left."""
+    part: Future[Part] = Future()
 
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._results: list[Part | Exception] = []
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a part was submitted and its result was not taken."""
-        return self._thread is not None
-
-    def submit(self, copy: HostCopy, file: Path) -> None:
-        """Start to write. Raises CheckpointError while another part `is_busy`."""
-        if self.is_busy:
-            raise CheckpointError(f"{file}: another part is still being written; skip this save, or wait")
-        self._thread = threading.Thread(target=self._run, args=(copy, file), name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def poll(self) -> Part | None:
-        """The part that has been written, once; None while there is none. Raises what writing raised."""
-        return self.wait(0.0) if self._results else None
-
-    def wait(self, timeout_s: float) -> Part | None:
-        """As `poll`, waiting for a part that is being written. Raises CheckpointError if it takes longer."""
-        if self._thread is None:
-            return None
-        self._thread.join(timeout_s if not self._results else None)
-        if not self._results:
-            raise CheckpointError(f"a part of a checkpoint was not written within {timeout_s:g} s")
-        self._thread = None
-        result = self._results.pop()
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def _run(self, copy: HostCopy, file: Path) -> None:
+    def run() -> None:
         try:
-            self._results.append(write_part(copy, file))
+            part.set_result(write_part(copy, file))
         except Exception as error:  # whatever it is, it is the caller's to hear
-            self._results.append(error)
+            part.set_exception(error)
+
+    Thread(target=run, name="checkpoint", daemon=True).start()
+    return part

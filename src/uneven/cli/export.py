@@ -22,8 +22,6 @@ def export(
     step: Annotated[int | None, typer.Option(help="The step of the checkpoint; by default the last one.")] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, which transformers and others load as it is."""
-    if not run.is_dir():
-        raise CheckpointRefused(f"{run}: no such folder; expected one that `uneven train` has written")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CheckpointRefused(f"--to {to}: exists already; give a folder that is new or empty")
     checkpoint = newest(run, step=step)
