@@ -265,8 +265,10 @@ class Member:
         began = time.perf_counter()
         self.world.enter(quorum.generation, quorum.members)
         group = self.world.group(quorum.members, purpose=PURPOSE)
-        self.world.pulse.reach("recovery")
+        self.world.pulse.reach("recovery" if quorum.generation else "start-up")
         verdict = Verdict.of(exchange(self._status, group=group))
+        if verdict.holders and self.world.device not in verdict.holders:
+            self.world.pulse.reach("join")
         self._catch_up(verdict)
         moved, reason = self._prepare(quorum, verdict, group=group)
         group.all_reduce(torch.zeros(1, device=self.world.torch_device))

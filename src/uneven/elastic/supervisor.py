@@ -66,6 +66,7 @@ class Supervisor:
         self._lost: set[int] = set()
         self._recovery: _Recovery | None = None
         self._step = 0
+        self._is_ending = False
 
     def __enter__(self) -> Self:
         self.launcher.__enter__()
@@ -87,6 +88,10 @@ class Supervisor:
     def pending_faults(self) -> tuple[Fault, ...]:
         """Those that have not happened."""
         return tuple(self._faults)
+
+    def ending(self) -> None:
+        """The last step is done: ranks evaluate and save, which may take them long."""
+        self._is_ending = True
 
     def committed(self, step: int, *, seconds: float) -> Iterator[Event]:
         """A step is done, as whoever reads the messages has found; faults that come between steps happen now."""
@@ -165,7 +170,10 @@ class Supervisor:
             yield from self._bury(device, payload.text)
         elif message.kind == "result":
             self.watch.end(device)
-            self._done.add(device)
+            if device in self.coordinator.quorum.plan.devices:
+                # Those who still wait for a quorum wait in vain.
+                self._done.add(device)
+                self.launcher.tell(Over())
             yield message
         elif isinstance(payload, Settled):
             yield from self._settle(device, payload)
@@ -186,7 +194,7 @@ class Supervisor:
         self.watch.end(device)
         self._lost.add(device)
         detect_s = now - self._ended_s.pop(device, now)
-        yield self._event("failure", device, detect_s=detect_s, text=text)
+        yield self._event("failure", device, detect_s=detect_s, text=text.partition(";")[0])
         if self._done:
             self.launcher.tell(Over())
             return
@@ -229,9 +237,14 @@ class Supervisor:
 
     # What the clock says
 
+    @property
+    def _is_stepping(self) -> bool:
+        """Whether all ranks are in the middle of steps."""
+        return self._step > 0 and self.coordinator.is_settled and not self._is_ending
+
     def _look(self) -> Iterator[Event]:
         now = self.now_s
-        for device in self.watch.hung(now):
+        for device in self.watch.hung(now, is_stepping=self._is_stepping):
             self._ended_s.setdefault(device, self.watch.last_alive_s(device))
             self.watch.end(device)
             self.launcher.kill(device)

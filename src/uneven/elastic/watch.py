@@ -1,7 +1,8 @@
 """Who hangs: a rank that gives no sign of life, or that does not get on while it waits for nobody.
 
 In a job of collectives one rank that hangs makes all others wait, so progress alone names nobody. Who waits for
-others is innocent.
+others is innocent. Between steps a rank may be busy for long, with building a model or writing it, and says nothing
+of its progress; its other thread still says that it lives.
 """
 
 from collections import deque
@@ -12,8 +13,8 @@ from typing import final
 LEAST_S = 5.0
 """Of the limit that is taken from the time of steps: scheduling of a busy machine delays signs of life too."""
 STEPS_PER_LIMIT = 20
-SETTLING_S = 120.0
-"""The limit until there are steps to take it from, and while ranks build what they need."""
+BUSY_S = 600.0
+"""How long a rank may be busy with something else than a step."""
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class _Rank:
     moved_s: float
     num_beats: int = -1
     is_waiting: bool = False
+    has_spoken: bool = False
 
 
 @final
@@ -37,7 +39,7 @@ class Watch:
     def limit_s(self) -> float:
         if self._given_s is not None:
             return self._given_s
-        return max(LEAST_S, STEPS_PER_LIMIT * median(self._steps)) if self._steps else SETTLING_S
+        return max(LEAST_S, STEPS_PER_LIMIT * median(self._steps)) if self._steps else 4 * LEAST_S
 
     def start(self, device: int, now: float) -> None:
         """Watch a process."""
@@ -52,7 +54,7 @@ class Watch:
         rank = self._ranks.get(device)
         if rank is None:
             return
-        rank.heard_s = now
+        rank.heard_s, rank.has_spoken = now, True
         if num_beats is None or num_beats != rank.num_beats:
             rank.moved_s = now
         if num_beats is not None:
@@ -67,13 +69,15 @@ class Watch:
         """When a device last got on."""
         return self._ranks[device].moved_s
 
-    def hung(self, now: float) -> list[int]:
-        """Devices that hang."""
-        limit = self.limit_s
+    def hung(self, now: float, *, is_stepping: bool) -> list[int]:
+        """Devices that hang; `is_stepping` says whether ranks do nothing but steps."""
+        patience = max(BUSY_S, self.limit_s)
+        silence, standstill = self.limit_s, self.limit_s if is_stepping else patience
         return [
             device
             for device, rank in self._ranks.items()
-            if now - rank.heard_s > limit or (not rank.is_waiting and now - rank.moved_s > limit)
+            if now - rank.heard_s > (silence if rank.has_spoken else patience)
+            or (not rank.is_waiting and now - rank.moved_s > standstill)
         ]
 
     def is_stalled(self, now: float) -> bool:
