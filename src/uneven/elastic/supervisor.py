@@ -34,6 +34,7 @@ class _Recovery:
     since_s: float
     detect_s: float | None = None
     bytes_moved: int = 0
+    is_redone: bool = False
     reasons: list[str] = field(default_factory=list)
 
 
@@ -67,6 +68,7 @@ class Supervisor:
         self._recovery: _Recovery | None = None
         self._step = 0
         self._is_ending = False
+        self.num_lost_attempts = 0
 
     def __enter__(self) -> Self:
         self.launcher.__enter__()
@@ -82,7 +84,11 @@ class Supervisor:
     @property
     def now_s(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._began_s
+        return self.since_start(time.monotonic())
+
+    def since_start(self, monotonic_s: float) -> float:
+        """The same for another moment of this host's monotonic clock."""
+        return monotonic_s - self._began_s
 
     @property
     def pending_faults(self) -> tuple[Fault, ...]:
@@ -210,9 +216,11 @@ class Supervisor:
         if recovery is not None and settled.generation == self.coordinator.quorum.generation:
             recovery.bytes_moved += settled.moved_bytes
             recovery.reasons += [settled.reason] if settled.reason else []
+            recovery.is_redone |= settled.is_redone
         self._trouble = None
         if self.coordinator.settle(device, generation=settled.generation) and recovery is not None:
             self._recovery = None
+            self.num_lost_attempts += recovery.is_redone
             for each in recovery.devices:
                 yield Event(
                     time_s=self.now_s,

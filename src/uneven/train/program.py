@@ -39,7 +39,7 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
     """The program of one rank, for (job, run folder, whether it outlives its peers)."""
     job: Job = args[0]
     folder: Path = args[1]
-    trainer = Trainer(job, world, mailbox, is_elastic=args[2])
+    trainer = Trainer(job, world, mailbox=mailbox, is_elastic=args[2])
     trace = trace_file(folder, world.device) if job.config.log.profile else None
     profiler = StepProfiler(trace, num_steps=job.config.train.steps, device=world.torch_device)
     try:
@@ -52,7 +52,7 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
 class Trainer:
     """One rank's member, and the steps over it."""
 
-    def __init__(self, job: Job, world: World, mailbox: Mailbox, *, is_elastic: bool = False) -> None:
+    def __init__(self, job: Job, world: World, *, mailbox: Mailbox, is_elastic: bool = False) -> None:
         config = job.config.train
         self.job = job
         self.world = world
@@ -146,11 +146,13 @@ class Trainer:
                         self.step(step)
         profiler.close()
         self._report(outcome)
+        self.member.clock.switch("checkpoint", time.monotonic())
         if self._is_reporter:
             # Weights that overflowed can neither be compared nor write.
             can_check = math.isfinite(outcome.heldout_loss)
             device = self.world.torch_device
             self.mailbox.post(check_folder(self.job, folder / MODEL, device=device) if can_check else Check())
+        self.member.account()
 
     def _greet(self) -> None:
         """In a new generation whoever reports now says again what its predecessor may have died with."""
@@ -171,8 +173,10 @@ class Trainer:
         self._began_s = time.perf_counter()
         self._wants_stop = self._wants_stop or self.mailbox.poll() == STOP
         seed = self.job.config.seed
-        numbers = self.job.sample_numbers(step, plan=self.plan, replica=self.replica)
-        gradients, loss = self.forward_backward(self._reader.batch(numbers, seed=seed), num_tokens=self._tokens(step))
+        with self.member.clock.of("data", time.monotonic):
+            numbers = self.job.sample_numbers(step, plan=self.plan, replica=self.replica)
+            rows, num_tokens = self._reader.batch(numbers, seed=seed), self._tokens(step)
+        gradients, loss = self.forward_backward(rows, num_tokens=num_tokens)
         values = (loss * self._is_leader, loss.new_tensor(float(self._wants_stop)))
         with record_function("commit and apply"):
             committed = self.member.commit(
@@ -271,7 +275,8 @@ class Trainer:
         evaluation = self.evaluate(member.step)
         if self.job.config.eval.every:
             self._report(evaluation)
-        self._save(folder)
+        with member.clock.of("checkpoint", time.monotonic):
+            self._save(folder)
         self.world.everyone(purpose="commit").all_reduce(torch.zeros(1, device=self.world.torch_device))
         return Outcome(
             member.step,
