@@ -69,10 +69,12 @@ class Coordinator:
         """A process of this device waits to join; `change` takes it in."""
         self._waiting.add(device)
 
-    def drain(self, device: int) -> None:
-        """This device is to leave; `change` lets it."""
-        if device in self._present:
-            self._leaving.add(device)
+    def drain(self, device: int) -> bool:
+        """This device is to leave; `change` lets it. False if no other would be left."""
+        if not self._present - self._leaving - {device}:
+            return False
+        self._leaving |= self._present & {device}
+        return True
 
     def change(self) -> Quorum | None:
         """A planned quorum with those who wait, and without those who are to leave; None if all is as it should be.

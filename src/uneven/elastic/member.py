@@ -7,6 +7,7 @@ what is needed to where the new plan wants it, and go on.
 """
 
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 from uneven.comm import Group, World
 from uneven.elastic.division import PURPOSE, Division, Inventory, Recipe, move, share_buffers
 from uneven.elastic.faults import Point, Reached, Stops
-from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Spent, Trouble
+from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Spent, Trouble, Wish
 from uneven.elastic.status import NEVER, NUM_VALUES, Status, Verdict, exchange
 from uneven.errors import PeerLost, UnevenError
 from uneven.goodput import DeviceClock
@@ -88,7 +89,10 @@ class Member:
         self._is_trying = False
         self._replayed_to = 0
         self._waiting_since = time.monotonic()
+        self._wishes_to_leave = False
         self.clock = DeviceClock(time.monotonic())
+        if is_elastic and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_notice)
         world.pulse.on_wait = self._on_wait
         self._announced: Quorum | None = None
         self._news = threading.Condition()
@@ -148,7 +152,17 @@ class Member:
     def account(self) -> None:
         """Tell the launcher how this rank has spent its time so far."""
         now = time.monotonic()
-        self.mailbox.post(Spent(now, self.clock.totals(now)))
+        self.mailbox.post(Spent(self.step, now, self.clock.totals(now)))
+
+    @property
+    def replica(self) -> int:
+        """The index of this rank's replica in the plan."""
+        return self.division.replica
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the device of its replica that counts what all of them have alike."""
+        return self.world.device == self.division.layout.devices[0]
 
     @contextmanager
     def begin(self) -> Iterator[int]:
@@ -159,6 +173,9 @@ class Member:
         try:
             if self._must_settle or self.world.pulse.is_interrupted:
                 self._settle()
+            if self._wishes_to_leave:
+                self._wishes_to_leave = False
+                self.mailbox.post(Wish())
             self.clock.switch("useful", time.monotonic())
             self._is_trying = True
             yield self.step + 1
@@ -217,6 +234,10 @@ class Member:
             is_gathered=is_skipped,
             values=tuple(sums),
         )
+
+    def _on_notice(self, *_: object) -> None:
+        """SIGTERM: this device is about to be taken away."""
+        self._wishes_to_leave = True
 
     def _on_wait(self, begins: bool) -> None:
         """Waiting inside of a step is no work; elsewhere it is a part of what is waited for."""
@@ -279,7 +300,8 @@ class Member:
         while True:
             quorum = self._await_quorum()
             try:
-                self._enter(quorum)
+                with self.world.pulse.busy():
+                    self._enter(quorum)
             except PeerLost as error:
                 if not self._is_elastic:
                     raise

@@ -42,11 +42,12 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """How a member has spent its time since its process began, in seconds by kind (`DeviceClock.totals`).
+    """After `step` committed steps, how a member has spent its time since its process began (`DeviceClock.totals`).
 
     `at_s` is when it says so, by the monotonic clock of its host.
     """
 
+    step: int
     at_s: float
     seconds: Mapping[str, float]
 

@@ -100,15 +100,6 @@ class Trainer:
         return self.member.plan
 
     @property
-    def replica(self) -> int:
-        return self.member.division.replica
-
-    @property
-    def _is_leader(self) -> bool:
-        """Whether what all devices of a replica have alike is counted here."""
-        return self.world.device == self.member.division.layout.devices[0]
-
-    @property
     def _is_reporter(self) -> bool:
         return self.world.device == self.plan.devices[0]
 
@@ -147,6 +138,7 @@ class Trainer:
         profiler.close()
         self._report(outcome)
         self.member.clock.switch("checkpoint", time.monotonic())
+        self.world.pulse.is_busy = True
         if self._is_reporter:
             # Weights that overflowed can neither be compared nor write.
             can_check = math.isfinite(outcome.heldout_loss)
@@ -174,10 +166,10 @@ class Trainer:
         self._wants_stop = self._wants_stop or self.mailbox.poll() == STOP
         seed = self.job.config.seed
         with self.member.clock.of("data", time.monotonic):
-            numbers = self.job.sample_numbers(step, plan=self.plan, replica=self.replica)
+            numbers = self.job.sample_numbers(step, plan=self.plan, replica=self.member.replica)
             rows, num_tokens = self._reader.batch(numbers, seed=seed), self._tokens(step)
         gradients, loss = self.forward_backward(rows, num_tokens=num_tokens)
-        values = (loss * self._is_leader, loss.new_tensor(float(self._wants_stop)))
+        values = (loss * self.member.is_leader, loss.new_tensor(float(self._wants_stop)))
         with record_function("commit and apply"):
             committed = self.member.commit(
                 gradients, values, lr=self.schedule.learning_rate(step), clip=self.job.config.train.clip
@@ -232,7 +224,9 @@ class Trainer:
         if router is not None:
             everyone = self.world.everyone(purpose="router")
             router.count(
-                lambda: [self.loss(part, num_tokens=1) for part in parts], group=everyone, is_counted=self._is_leader
+                lambda: [self.loss(part, num_tokens=1) for part in parts],
+                group=everyone,
+                is_counted=self.member.is_leader,
             )
 
     def loss(self, rows: Rows, *, num_tokens: int) -> torch.Tensor:
@@ -253,21 +247,22 @@ class Trainer:
     def evaluate(self, step: int) -> Evaluation:
         """The held-out loss after a step; called by all ranks."""
         began = time.perf_counter()
-        return Evaluation(step, self.heldout_loss(), time.perf_counter() - began)
+        with self.world.pulse.busy():
+            return Evaluation(step, self.heldout_loss(), time.perf_counter() - began)
 
     @torch.no_grad()
     def heldout_loss(self) -> float:
         """Mean loss in nats per token over the first held-out sequences, shared out among the replicas."""
         model = self.member.model
         model.eval()
-        mine = range(self.replica, self.num_heldout, len(self.plan.replicas))
+        mine = range(self.member.replica, self.num_heldout, len(self.plan.replicas))
         total = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
         micro = self.job.config.train.micro_batch
         for first in range(0, len(mine), micro):
             rows = self._reader.heldout.rows(mine[first : first + micro])
             total += self.loss(rows, num_tokens=self._num_heldout_targets)
         model.train()
-        return float(self.world.everyone(purpose="commit").all_reduce(total * self._is_leader))
+        return float(self.world.everyone(purpose="commit").all_reduce(total * self.member.is_leader))
 
     def _conclude(self, folder: Path) -> Outcome:
         """Evaluate and save. Till all have come so far, each may be needed again."""
@@ -275,7 +270,7 @@ class Trainer:
         evaluation = self.evaluate(member.step)
         if self.job.config.eval.every:
             self._report(evaluation)
-        with member.clock.of("checkpoint", time.monotonic):
+        with member.clock.of("checkpoint", time.monotonic), self.world.pulse.busy():
             self._save(folder)
         self.world.everyone(purpose="commit").all_reduce(torch.zeros(1, device=self.world.torch_device))
         return Outcome(
@@ -289,7 +284,7 @@ class Trainer:
 
     def _save(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder; the first replica's devices take part, its first one writes."""
-        if self.replica != 0:
+        if self.member.replica != 0:
             return
         partial, model = folder / PARTIAL, folder / MODEL
         if self._is_reporter:

@@ -99,6 +99,7 @@ class TrainingRun:
                 settings=settings,
                 faults=faults,
                 hang_s=config.elastic.hang_s,
+                folder=self.folder,
             )
         ranks = InlineRank if self.site.is_rank else Launcher
         return ranks(_train_rank, args, devices=self.job.plan.devices, settings=settings)
@@ -148,9 +149,6 @@ class TrainingRun:
             if isinstance(report, StepRecord) and self._accounts is not None:
                 self._accounts.step(report.step, report.tokens)
             yield report
-            if isinstance(report, StepRecord) and isinstance(self._ranks, Supervisor):
-                for event in self._ranks.committed(report.step, seconds=report.time_s):
-                    yield from self._note(event, run)
         elif isinstance(report, Outcome):
             self._outcome = dataclasses.replace(report, num_tokens=run.num_tokens)
             run.conclude(self._outcome, Check(), time_s=time_s)
