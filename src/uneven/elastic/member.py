@@ -59,7 +59,7 @@ class _Offer:
 
 @final
 class Member:
-    """A rank of an elastic job. `start` fills a divided model with the weights that the job begins with.
+    """A rank of an elastic job. `start` fills a divided model with the weights that the job begins with, if it has not.
 
     A loop is `while member.step < n: with member.begin() as step: ...; member.commit(...)`. A block that a lost device
     has interrupted is left, and the next `begin` gives the same step again, under a new plan.
@@ -71,7 +71,7 @@ class Member:
         *,
         world: World,
         mailbox: Mailbox,
-        start: Callable[[PreTrainedModel, ModelLayout], None],
+        start: Callable[[PreTrainedModel, ModelLayout], None] = lambda *_: None,
         is_elastic: bool = True,
     ) -> None:
         self.world = world
@@ -178,6 +178,7 @@ class Member:
                 self.mailbox.post(Wish())
             self.clock.switch("useful", time.monotonic())
             self._is_trying = True
+            self.world.pulse.reach("forward")
             yield self.step + 1
             self._is_trying = False
         except PeerLost as error:

@@ -20,12 +20,11 @@ from uneven.goodput import Event
 from uneven.goodput.events import FILE as EVENTS
 from uneven.modelspec import BytesRead
 from uneven.train.job import Job
-from uneven.train.records import PARTIAL, Check, Evaluation, Outcome, StepRecord, find_traces
+from uneven.train.records import DEVICES, PARTIAL, Check, Evaluation, Outcome, StepRecord, find_traces
 from uneven.train.tensorboard import EventFiles
 
 TENSORBOARD = "tensorboard"
 """The folder of a run where TensorBoard's event files lie."""
-DEVICES = "devices.json"
 METRICS = "metrics.jsonl"
 
 

@@ -204,17 +204,14 @@ class Trainer:
         parts = [rows[first : first + micro] for first in range(0, len(rows), micro)]
         self._count_choices(parts)
         loss = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
-        reducer, pulse = self.member.reducer, self.world.pulse
+        reducer = self.member.reducer
         reducer.begin(num_backwards=len(parts))
         for each in parts:
-            pulse.reach("forward")
             with record_function("forward"):
                 part = self.loss(each, num_tokens=num_tokens)
-            pulse.reach("backward")
             with record_function("backward"):
                 part.backward()
             loss += part.detach()
-        pulse.reach("sync")
         with record_function("sync"):
             return reducer.finish(), loss
 
