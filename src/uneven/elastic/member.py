@@ -23,15 +23,11 @@ from uneven.elastic.division import PURPOSE, Division, Inventory, Recipe, move, 
 from uneven.elastic.faults import Point, Reached, Stops
 from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Spent, Trouble, Wish
 from uneven.elastic.status import NEVER, NUM_VALUES, Status, Verdict, exchange
-from uneven.errors import PeerLost, UnevenError
+from uneven.errors import Left, PeerLost
 from uneven.goodput import DeviceClock
 from uneven.launch.rank import Mailbox
 from uneven.layout import ModelLayout, ParallelPlan
 from uneven.sync import Gradients, GradReducer
-
-
-class Left(UnevenError):
-    """This device has left its job, as it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import Fault
-from uneven.elastic.supervisor import Supervisor
+from uneven.elastic.supervisor import LEFT, Supervisor
 from uneven.goodput import Event
 from uneven.launch.launcher import LaunchSettings
 from uneven.launch.rank import Program
@@ -33,6 +33,6 @@ def run(
         for found in job.events():
             if isinstance(found, Event):
                 on_event(found)
-            elif found.kind == "result":
+            elif found.kind == "result" and found.payload != LEFT:
                 results[found.device] = found.payload
     return results

@@ -9,15 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from uneven.comm import World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import Fault, Reached, Stops
 from uneven.elastic.inbox import Request, take
 from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Spent, Trouble, Wish
 from uneven.elastic.watch import Watch
-from uneven.errors import RankFailed
+from uneven.errors import Left, RankFailed
 from uneven.goodput import Event
 from uneven.launch.launcher import Launcher, LaunchSettings
-from uneven.launch.rank import Beat, Message, Program
+from uneven.launch.rank import Beat, Mailbox, Message, Program
 
 TICK_S = 0.1
 """How often to look at the clock while nothing is heard."""
@@ -25,6 +26,18 @@ GRACE_S = 2.0
 """After a rank could not finish an operation, how long to wait for the death that explains it."""
 RETRIES = 3
 """How often in a row a generation may fail without a death or a step in between."""
+
+
+LEFT = "left"
+"""The result of a device that has left before the end."""
+
+
+def _until_left(world: World, mailbox: Mailbox, *args: Any) -> Any:
+    program, *arguments = args
+    try:
+        return program(world, mailbox, *arguments)
+    except Left:
+        return LEFT
 
 
 @dataclass(slots=True)
@@ -60,7 +73,7 @@ class Supervisor:
         folder: Path | None = None,
     ) -> None:
         self.coordinator = coordinator
-        self.launcher = Launcher(program, args, devices=coordinator.home.devices, settings=settings)
+        self.launcher = Launcher(_until_left, (program, *args), devices=coordinator.home.devices, settings=settings)
         self.watch = Watch(hang_s)
         self._faults = list(faults)
         self._folder = folder
@@ -152,7 +165,7 @@ class Supervisor:
             yield from self._bury(device, payload.text)
         elif message.kind == "result":
             self.watch.end(device)
-            if device in self.coordinator.quorum.plan.devices:
+            if payload != LEFT:
                 # Those who still wait for a quorum wait in vain.
                 self._done.add(device)
                 self.launcher.tell(Over())

@@ -20,7 +20,7 @@ from uneven.checkpoint import export_model, load_model
 from uneven.comm import World
 from uneven.data import Rows
 from uneven.elastic.division import Recipe
-from uneven.elastic.member import Committed, Left, Member
+from uneven.elastic.member import Committed, Member
 from uneven.launch.rank import Mailbox
 from uneven.layout import ModelLayout, ParallelPlan
 from uneven.optim import AdamW, Schedule
@@ -44,7 +44,7 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
     profiler = StepProfiler(trace, num_steps=job.config.train.steps, device=world.torch_device)
     try:
         trainer.run(profiler, folder)
-    except Left:
+    finally:
         profiler.close()
 
 
@@ -135,7 +135,6 @@ class Trainer:
                 else:
                     with profiler.step(step):
                         self.step(step)
-        profiler.close()
         self._report(outcome)
         self.member.clock.switch("checkpoint", time.monotonic())
         self.world.pulse.is_busy = True
