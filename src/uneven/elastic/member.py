@@ -316,7 +316,9 @@ class Member:
             self.world.pulse.reach("reshard")
             moved = move(old, new, have=have, want=want, group=group)
             share_buffers(old, new, holders=verdict.holders, want=want, group=group)
-            self._status = replace(verdict.latest, adopted=self._status.adopted, is_gathered=True)
+            # Of the old part, which is still the one that counts, parameters may be missing.
+            own = self._status
+            self._status = replace(verdict.latest, adopted=own.adopted, is_gathered=own.is_gathered)
         if new is not None:
             for state in new.optimizer.states:
                 state.step = self._status.num_updates
@@ -332,4 +334,4 @@ class Member:
 
     def _adopt(self, generation: int) -> None:
         self._division, self._prepared = self._prepared, None
-        self._status = replace(self._status, adopted=generation, prepared=NEVER)
+        self._status = replace(self._status, adopted=generation, prepared=NEVER, is_gathered=True)
