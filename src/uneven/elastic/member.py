@@ -380,7 +380,9 @@ class Member:
                 self.clock.switch("reshard", time.monotonic())
             moved = move(old, new, have=have, want=want, group=group)
             share_buffers(old, new, holders=verdict.holders, want=want, group=group)
-            self._status = replace(verdict.latest, adopted=self._status.adopted, is_gathered=True)
+            # Of the old part, which is still the one that counts, parameters may be missing.
+            own = self._status
+            self._status = replace(verdict.latest, adopted=own.adopted, is_gathered=own.is_gathered)
         if new is not None:
             for state in new.optimizer.states:
                 state.step = self._status.num_updates
@@ -396,7 +398,7 @@ class Member:
 
     def _adopt(self, generation: int) -> None:
         self._division, self._prepared = self._prepared, None
-        self._status = replace(self._status, adopted=generation, prepared=NEVER)
+        self._status = replace(self._status, adopted=generation, prepared=NEVER, is_gathered=True)
 
 
 def _sums(reduced: torch.Tensor) -> list[float]:

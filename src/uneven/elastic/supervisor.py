@@ -169,14 +169,15 @@ class Supervisor:
                 # Those who still wait for a quorum wait in vain.
                 self._done.add(device)
                 self.launcher.tell(Over())
+            elif not self._done and (quorum := self.coordinator.leave(device)) is not None:
+                self._tell(quorum)
             yield message
         elif isinstance(payload, Settled):
             yield from self._settle(device, payload)
         elif isinstance(payload, Reached):
             yield from self._strike(device, payload)
         elif isinstance(payload, Ready):
-            if device not in self.coordinator.quorum.members:
-                self.coordinator.admit(device)
+            self.coordinator.admit(device)
         elif isinstance(payload, Trouble):
             self._trouble = self._trouble or (self.now_s, payload)
         elif isinstance(payload, Wish):
