@@ -122,11 +122,13 @@ class LogSection(Section):
     """`samples` adds the ids of the samples used to each line of the metrics.
 
     `tensorboard` writes what the metrics say as TensorBoard's event files too. `profile` traces a few steps.
+    `metrics_port` serves goodput to Prometheus, on this host; 0 is a port that the system chooses.
     """
 
     samples: bool = False
     tensorboard: bool = False
     profile: bool = False
+    metrics_port: int | None = Field(default=None, ge=0, le=65535, strict=True)
 
 
 class ElasticSection(Section):

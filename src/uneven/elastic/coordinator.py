@@ -66,13 +66,25 @@ class Coordinator:
         return self._announce(self._next_plan(), is_planned=False)
 
     def admit(self, device: int) -> None:
-        """A process of this device waits to join; `change` takes it in."""
-        self._waiting.add(device)
+        """A process of this device is ready; `change` takes it in, unless it takes part already."""
+        if device not in self._present:
+            self._waiting.add(device)
 
-    def drain(self, device: int) -> None:
-        """This device is to leave; `change` lets it."""
-        if device in self._present:
-            self._leaving.add(device)
+    def drain(self, device: int) -> bool:
+        """This device is to leave; `change` lets it. False if no other would be left."""
+        if not self._present - self._leaving - {device}:
+            return False
+        self._leaving |= self._present & {device}
+        return True
+
+    def leave(self, device: int) -> Quorum | None:
+        """The process of a device that was to leave has left. A quorum if the newest may count on it in vain."""
+        if device not in self._present:
+            return None
+        self._present.discard(device)
+        self._leaving.discard(device)
+        # It has passed the barrier of a planned quorum; where another came after that, it may be of the one before.
+        return None if self.quorum.is_planned else self._announce(self._next_plan(), is_planned=False)
 
     def change(self) -> Quorum | None:
         """A planned quorum with those who wait, and without those who are to leave; None if all is as it should be.

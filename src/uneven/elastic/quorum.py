@@ -28,14 +28,28 @@ class Quorum:
 class Settled:
     """A member's word that it has entered a generation, after `step` committed steps; by all members, in any order.
 
-    `moved_bytes` is what it received. `reason` says why the state is not that of the members before, "" if it is.
+    `moved_bytes` is what it received. `is_redone` says that an attempt at the next step was lost. `reason` says why the
+    state is not that of the members before, "" if it is.
     """
 
     generation: int
     step: int
     moved_bytes: int
     seconds: float
+    is_redone: bool = False
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """After `step` committed steps, how a member has spent its time since its process began (`DeviceClock.totals`).
+
+    `at_s` is when it says so, by the monotonic clock of its host.
+    """
+
+    step: int
+    at_s: float
+    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

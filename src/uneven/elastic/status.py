@@ -76,7 +76,8 @@ class Verdict:
         latest = max(with_state.values(), key=lambda status: status.step)
         is_unchanged = not math.isfinite(latest.values[0])
         gathered = {
-            device: is_unchanged or (status.is_gathered and status.step == latest.step)
+            # What was prepared is whole; it may not have been adopted yet.
+            device: is_unchanged or status.prepared == adopted or (status.is_gathered and status.step == latest.step)
             for device, status in with_state.items()
         }
         return cls(adopted, latest, gathered)

@@ -5,17 +5,20 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from uneven.comm import World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import Fault, Reached, Stops
-from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Trouble, Wish
+from uneven.elastic.inbox import Request, take
+from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Spent, Trouble, Wish
 from uneven.elastic.watch import Watch
-from uneven.errors import RankFailed
+from uneven.errors import Left, RankFailed
 from uneven.goodput import Event
 from uneven.launch.launcher import Launcher, LaunchSettings
-from uneven.launch.rank import Beat, Message, Program
+from uneven.launch.rank import Beat, Mailbox, Message, Program
 
 TICK_S = 0.1
 """How often to look at the clock while nothing is heard."""
@@ -23,6 +26,18 @@ GRACE_S = 2.0
 """After a rank could not finish an operation, how long to wait for the death that explains it."""
 RETRIES = 3
 """How often in a row a generation may fail without a death or a step in between."""
+
+
+LEFT = "left"
+"""The result of a device that has left before the end."""
+
+
+def _until_left(world: World, mailbox: Mailbox, *args: Any) -> Any:
+    program, *arguments = args
+    try:
+        return program(world, mailbox, *arguments)
+    except Left:
+        return LEFT
 
 
 @dataclass(slots=True)
@@ -34,6 +49,7 @@ class _Recovery:
     since_s: float
     detect_s: float | None = None
     bytes_moved: int = 0
+    is_redone: bool = False
     reasons: list[str] = field(default_factory=list)
 
 
@@ -41,7 +57,8 @@ class _Recovery:
 class Supervisor:
     """Runs `program(world, mailbox, *args)` on every device of the coordinator's plan, and goes on when devices fail.
 
-    As a context it ends all processes on leaving. A program makes a `Member`; who raises ends the job.
+    As a context it ends all processes on leaving. A program makes a `Member`; who raises ends the job. Requests are
+    taken from a run's `folder`.
     """
 
     def __init__(
@@ -53,11 +70,13 @@ class Supervisor:
         settings: LaunchSettings,
         faults: Sequence[Fault] = (),
         hang_s: float | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.coordinator = coordinator
-        self.launcher = Launcher(program, args, devices=coordinator.home.devices, settings=settings)
+        self.launcher = Launcher(_until_left, (program, *args), devices=coordinator.home.devices, settings=settings)
         self.watch = Watch(hang_s)
         self._faults = list(faults)
+        self._folder = folder
         self._began_s = time.monotonic()
         self._ended_s: dict[int, float] = {}
         self._trouble: tuple[float, Trouble] | None = None
@@ -66,6 +85,9 @@ class Supervisor:
         self._lost: set[int] = set()
         self._recovery: _Recovery | None = None
         self._step = 0
+        self._stepped_s = 0.0
+        self._is_stopping = False
+        self.num_lost_attempts = 0
 
     def __enter__(self) -> Self:
         self.launcher.__enter__()
@@ -81,28 +103,20 @@ class Supervisor:
     @property
     def now_s(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._began_s
+        return self.since_start(time.monotonic())
+
+    def since_start(self, monotonic_s: float) -> float:
+        """The same for another moment of this host's monotonic clock."""
+        return monotonic_s - self._began_s
 
     @property
     def pending_faults(self) -> tuple[Fault, ...]:
         """Those that have not happened."""
         return tuple(self._faults)
 
-    def committed(self, step: int, *, seconds: float) -> Iterator[Event]:
-        """A step is done, as whoever reads the messages has found; faults that come between steps happen now."""
-        self._step = step
-        self._num_retries = 0
-        self.watch.step(seconds)
-        for fault in [f for f in self._faults if f.action in ("drain", "return") and (f.point.step or 0) <= step + 1]:
-            self._faults.remove(fault)
-            yield self._event("fault", fault.device, text=str(fault))
-            if fault.action == "drain":
-                self.drain(fault.device)
-            else:
-                yield from self.restart(fault.device)
-
     def tell(self, command: Any) -> None:
-        """Send a command to all ranks."""
+        """Send a command to all ranks. After it nobody leaves on notice any more: all are about to end."""
+        self._is_stopping = True
         self.launcher.tell(command)
 
     def devices(self) -> list[dict[str, Any]]:
@@ -127,20 +141,6 @@ class Supervisor:
             )
         return found
 
-    def drain(self, device: int) -> None:
-        """Let a device leave at the next step boundary."""
-        self.coordinator.drain(device)
-
-    def restart(self, device: int) -> Iterator[Event]:
-        """Start the process of a device again, if it has none; it joins at a step boundary once it is ready."""
-        if device in self.launcher.running:
-            return
-        self._done.discard(device)
-        self._lost.discard(device)
-        self.launcher.start(device)
-        self._greet(device)
-        yield self._event("start", device)
-
     def events(self) -> Iterator[Message | Event]:
         """What ranks post and return, and what happens to them, until all have ended.
 
@@ -156,7 +156,7 @@ class Supervisor:
     def _take(self, message: Message) -> Iterator[Message | Event]:
         device, payload = message.device, message.payload
         if isinstance(payload, Beat):
-            self.watch.hear(device, self.now_s, num_beats=payload.num_beats, waiting=payload.waiting)
+            self.watch.hear(device, self.now_s, beat=payload)
             return
         self.watch.hear(device, self.now_s)
         if message.kind == "error":
@@ -165,28 +165,71 @@ class Supervisor:
             yield from self._bury(device, payload.text)
         elif message.kind == "result":
             self.watch.end(device)
-            self._done.add(device)
+            if payload != LEFT:
+                # Those who still wait for a quorum wait in vain.
+                self._done.add(device)
+                self.launcher.tell(Over())
+            elif not self._done and (quorum := self.coordinator.leave(device)) is not None:
+                self._tell(quorum)
             yield message
         elif isinstance(payload, Settled):
             yield from self._settle(device, payload)
         elif isinstance(payload, Reached):
             yield from self._strike(device, payload)
         elif isinstance(payload, Ready):
-            if device not in self.coordinator.quorum.members:
-                self.coordinator.admit(device)
+            self.coordinator.admit(device)
         elif isinstance(payload, Trouble):
             self._trouble = self._trouble or (self.now_s, payload)
         elif isinstance(payload, Wish):
-            self.coordinator.drain(device)
+            if not self._is_stopping:
+                yield from self._grant(Request("drain", device))
         else:
             yield message
+            if isinstance(payload, Spent):
+                yield from self._commit(payload.step, payload.at_s)
+
+    def _commit(self, step: int, at_s: float) -> Iterator[Event]:
+        """A step is done; faults that come between steps happen now."""
+        if step <= self._step:
+            return
+        self._step, self._num_retries = step, 0
+        if self._stepped_s:
+            self.watch.step(at_s - self._stepped_s)
+        self._stepped_s = at_s
+        for fault in [f for f in self._faults if f.action in ("drain", "return") and (f.point.step or 0) <= step + 1]:
+            self._faults.remove(fault)
+            yield self._event("fault", fault.device, text=str(fault))
+            yield from self._grant(Request("drain" if fault.action == "drain" else "join", fault.device))
+
+    def _grant(self, request: Request) -> Iterator[Event]:
+        """Do what is asked for, or say why not."""
+        device, is_running = request.device, request.device in self.launcher.running
+        if device not in self.coordinator.home.devices:
+            yield self._event("refused", device, text=f"{request.action}: the job has no such device")
+        elif request.action == "join":
+            if is_running:
+                yield self._event("refused", device, text="join: it is there")
+            else:
+                yield from self._restart(device)
+        elif not is_running:
+            yield self._event("refused", device, text="drain: it is not there")
+        elif not self.coordinator.drain(device):
+            yield self._event("refused", device, text="drain: no device would be left")
+
+    def _restart(self, device: int) -> Iterator[Event]:
+        """Start the process of a device; it joins at a step boundary once it is ready."""
+        self._done.discard(device)
+        self._lost.discard(device)
+        self.launcher.start(device)
+        self._greet(device)
+        yield self._event("start", device)
 
     def _bury(self, device: int, text: str) -> Iterator[Event]:
         now = self.now_s
         self.watch.end(device)
         self._lost.add(device)
         detect_s = now - self._ended_s.pop(device, now)
-        yield self._event("failure", device, detect_s=detect_s, text=text)
+        yield self._event("failure", device, detect_s=detect_s, text=text.partition(";")[0])
         if self._done:
             self.launcher.tell(Over())
             return
@@ -202,9 +245,11 @@ class Supervisor:
         if recovery is not None and settled.generation == self.coordinator.quorum.generation:
             recovery.bytes_moved += settled.moved_bytes
             recovery.reasons += [settled.reason] if settled.reason else []
+            recovery.is_redone |= settled.is_redone
         self._trouble = None
         if self.coordinator.settle(device, generation=settled.generation) and recovery is not None:
             self._recovery = None
+            self.num_lost_attempts += recovery.is_redone
             for each in recovery.devices:
                 yield Event(
                     time_s=self.now_s,
@@ -244,6 +289,8 @@ class Supervisor:
                 yield from self._retry(trouble.text)
             self._trouble = None
         if not self._done:
+            for request in () if self._folder is None else take(self._folder):
+                yield from self._grant(request)
             change = self.coordinator.change()
             if change is not None:
                 self._announce_change(change)

@@ -1,7 +1,8 @@
 """Who hangs: a rank that gives no sign of life, or that does not get on while it waits for nobody.
 
 In a job of collectives one rank that hangs makes all others wait, so progress alone names nobody. Who waits for
-others is innocent.
+others is innocent. Between steps a rank may be busy for long, with building a model or writing it, and says nothing
+of its progress; its other thread still says that it lives.
 """
 
 from collections import deque
@@ -9,11 +10,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import final
 
+from uneven.launch.rank import Beat
+
 LEAST_S = 5.0
 """Of the limit that is taken from the time of steps: scheduling of a busy machine delays signs of life too."""
 STEPS_PER_LIMIT = 20
-SETTLING_S = 120.0
-"""The limit until there are steps to take it from, and while ranks build what they need."""
+BUSY_S = 600.0
+"""How long a rank may be busy with something else than a step."""
 
 
 @dataclass(slots=True)
@@ -22,6 +25,8 @@ class _Rank:
     moved_s: float
     num_beats: int = -1
     is_waiting: bool = False
+    is_busy: bool = True
+    has_spoken: bool = False
 
 
 @final
@@ -37,7 +42,7 @@ class Watch:
     def limit_s(self) -> float:
         if self._given_s is not None:
             return self._given_s
-        return max(LEAST_S, STEPS_PER_LIMIT * median(self._steps)) if self._steps else SETTLING_S
+        return max(LEAST_S, STEPS_PER_LIMIT * median(self._steps)) if self._steps else 4 * LEAST_S
 
     def start(self, device: int, now: float) -> None:
         """Watch a process."""
@@ -47,17 +52,16 @@ class Watch:
         """It has ended."""
         self._ranks.pop(device, None)
 
-    def hear(self, device: int, now: float, *, num_beats: int | None = None, waiting: str = "") -> None:
-        """A sign of life; `num_beats` and `waiting` of a Beat, no number with what else a rank says: it has got on."""
+    def hear(self, device: int, now: float, *, beat: Beat | None = None) -> None:
+        """A sign of life: a beat, or with whatever else a rank says it has got on."""
         rank = self._ranks.get(device)
         if rank is None:
             return
-        rank.heard_s = now
-        if num_beats is None or num_beats != rank.num_beats:
+        rank.heard_s, rank.has_spoken = now, True
+        if beat is None or beat.num_beats != rank.num_beats:
             rank.moved_s = now
-        if num_beats is not None:
-            rank.num_beats = num_beats
-            rank.is_waiting = bool(waiting)
+        if beat is not None:
+            rank.num_beats, rank.is_waiting, rank.is_busy = beat.num_beats, bool(beat.waiting), beat.is_busy
 
     def step(self, seconds: float) -> None:
         """A step took so long."""
@@ -69,11 +73,12 @@ class Watch:
 
     def hung(self, now: float) -> list[int]:
         """Devices that hang."""
-        limit = self.limit_s
+        limit, patience = self.limit_s, max(BUSY_S, self.limit_s)
         return [
             device
             for device, rank in self._ranks.items()
-            if now - rank.heard_s > limit or (not rank.is_waiting and now - rank.moved_s > limit)
+            if now - rank.heard_s > (limit if rank.has_spoken else patience)
+            or (not rank.is_waiting and now - rank.moved_s > (patience if rank.is_busy else limit))
         ]
 
     def is_stalled(self, now: float) -> bool:

@@ -45,7 +45,6 @@ __all__ = [
     "groups_of",
     "length",
     "lost",
-    "nothing but `errors`.",
     "parameters_held",
     "read_plan",
     "segments_of",
