@@ -76,7 +76,7 @@ def measure(dim: int, *, num_tensors: int, repetitions: int) -> Rates:
             rates["copy"].append(num_bytes / 1e9 / (time.perf_counter() - began))
             parts = []
             rates["write"].append(rate(num_bytes, lambda: parts.append(write_part(copy, ours))))  # noqa: B023
-            rates["plain write"].append(rate(num_bytes, lambda: plain_write(tensors, plain)))  # noqa: B023
+            rates["plain write"].append(rate(num_bytes, lambda: plain_write(tensors, plain)))
             checkpoint = Checkpoint(Path(folder), SimpleNamespace(parts=parts))
             rates["read"].append(rate(num_bytes, lambda: read_tiles(checkpoint, [("value", tiles)])))  # noqa: B023
             rates["plain read"].append(rate(num_bytes, lambda: plain_read(plain, buffer)))

@@ -117,21 +117,18 @@ def blocks_touched(checkpoint: Checkpoint, wanted: list[tuple[str, Tiles]]) -> i
 def test_a_rank_reads_the_blocks_of_its_share(tmp_path: Path) -> None:
     spec = models.model_spec("llama", **WIDE)
     checkpoint = Job.of(spec, plan_of(spec, "4+3"), copies=1, state=random_state(spec)).save(tmp_path)
-    alone = Job.of(spec, plan_of(spec, "3"), state=random_state(spec)).save(tmp_path, step=2)
-    for source, world in ((checkpoint, "2+2+1"), (checkpoint, "interleaved"), (alone, "3")):
+    for world in ("4+3", "2+2+1", "interleaved"):
         reader = Job.of(spec, plan_of(spec, world))
         for device in reader.plan.devices:
             wanted = reader.wanted_by(device)
             tiles = [(name, tile) for _, found in wanted for name, own in found.items() for tile in own]
             share = 4 * sum(elements(spec.structure, name, tile.start, tile.stop) for name, tile in tiles)
             before = bytes_asked_of_the_system()
-            count = read_tiles(source, wanted)
+            count = read_tiles(checkpoint, wanted)
             asked = bytes_asked_of_the_system() - before
-            assert count == blocks_touched(source, wanted)
+            assert count == blocks_touched(checkpoint, wanted)
             assert count <= asked < count + 1000  # /proc/self/io itself is read too
-            assert share <= count
-            if source is alone:
-                assert count == share
+            assert count == share if world == "4+3" else share < count
 
 
 def test_a_part_is_a_file_of_safetensors_with_the_divided_dim_first(tmp_path: Path) -> None:
