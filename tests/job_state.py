@@ -67,7 +67,7 @@ class Job:
         """The local parts of all parameters, or of another kind as if it were there as parameters are."""
         layout, tensors = self.plan.layout_of(device), self.local[device][kind]
         specs = self.spec.structure.parameters
-        return {spec.name: tiles_of(tensors[spec.name], spec, layout.held(spec, device)) for spec in specs}
+        return {spec.name: tiles_of(tensors[spec.name], spec, ranges=layout.held(spec, device)) for spec in specs}
 
     def kept(self, device: int, kind: str) -> Tiles:
         """What the device keeps of the optimizer's state."""

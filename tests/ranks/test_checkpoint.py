@@ -128,7 +128,7 @@ def test_a_rank_reads_the_blocks_of_its_share(tmp_path: Path) -> None:
             asked = bytes_asked_of_the_system() - before
             assert count == blocks_touched(checkpoint, wanted)
             assert count <= asked < count + 1000  # /proc/self/io itself is read too
-            assert count == share if world == "4+3" else share < count
+            assert count == share if world == "4+3" else count >= share
 
 
 def test_a_part_is_a_file_of_safetensors_with_the_divided_dim_first(tmp_path: Path) -> None:

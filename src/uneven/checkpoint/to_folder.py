@@ -72,7 +72,7 @@ def _wanted(
         raise CheckpointRefused(f"{checkpoint.folder}: has weights of the unknown dtype {manifest.dtype!r}")
     for spec in manifest.structure.parameters:
         tensor = torch.empty(spec.shape, dtype=dtype)
-        yield VALUE, {spec.name: tiles_of(tensor, spec, spec.whole)}
+        yield VALUE, {spec.name: tiles_of(tensor, spec, ranges=spec.whole)}
         writer.add(spec.name, tensor)
         done += tensor.numel()
         progress(done, manifest.structure.num_parameters)
