@@ -135,10 +135,15 @@ class ElasticSection(Section):
     """How a job goes on when devices fail. A rank that does not get on for `hang_s` seconds is ended, and counts as
     dead; by default 20 times the time of a step, at least 5 s. `faults` happen on purpose, as in
     "kill:device=1,step=60".
+
+    Every `compare_every` steps (0: never) devices that hold the same parameters compare checksums of them, and all the
+    gradient norm; with `expel` one that differs from the majority counts as dead.
     """
 
     hang_s: float | None = Field(default=None, ge=0.5, le=604800)
     faults: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+    compare_every: int = Field(default=100, ge=0, strict=True)
+    expel: bool = True
 
 
 class LaunchSection(Section):
