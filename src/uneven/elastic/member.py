@@ -89,12 +89,13 @@ class Member:
         self._prepared: Division | None = None
         self._offer: _Offer | None = None
         self._must_settle = True
-        self._is_trying = False
+        self._is_trying, self._attempted = False, 1
+        world.pulse.is_busy = True  # until the first quorum is entered
         self._replayed_to = 0
         self._waiting_since = time.monotonic()
         self.clock = DeviceClock(time.monotonic())
         world.pulse.on_wait = self._on_wait
-        self._line = Line(world, mailbox, attempt=lambda: self.step + 1)
+        self._line = Line(world, mailbox, attempt=lambda: self._attempted)
 
     # What a loop sees
 
@@ -170,7 +171,8 @@ class Member:
                 self._settle()
             self._line.pass_notice_on()
             self.clock.switch("useful", time.monotonic())
-            self._is_trying = True
+            self._is_trying, self._attempted = True, self.step + 1
+            self.world.pulse.is_busy = False
             self.world.pulse.reach("forward")
             yield self.step + 1
             self._is_trying = False

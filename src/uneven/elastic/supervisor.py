@@ -118,11 +118,6 @@ class Supervisor:
         """The same for another moment of this host's monotonic clock."""
         return monotonic_s - self._began_s
 
-    @property
-    def pending_faults(self) -> tuple[Fault, ...]:
-        """Those that have not happened."""
-        return tuple(self._faults)
-
     def tell(self, command: Any) -> None:
         """Send a command to all ranks. After it nobody leaves on notice any more: all are about to end."""
         self._is_stopping = True
@@ -156,9 +151,15 @@ class Supervisor:
         Raises what a rank raised, and QuorumLost if no device is left.
         """
         while self.launcher.running:
-            for message in self.launcher.poll(TICK_S):
+            messages = self.launcher.poll(TICK_S)
+            heard_s = self.now_s
+            for message in messages:
                 yield from self._take(message)
             yield from self._look()
+            # Whoever takes the events may be slow, and signs of life lie unread meanwhile.
+            self.watch.forgive(self.now_s - heard_s)
+        for fault in self._faults:
+            yield self._event("missed", fault.device, text=f"{fault}: did not happen")
 
     # What ranks say
 
@@ -197,6 +198,7 @@ class Supervisor:
         else:
             yield message
             if isinstance(payload, Spent):
+                self.watch.work(device)
                 yield from self._commit(payload.step, payload.at_s)
 
     def _commit(self, step: int, at_s: float) -> Iterator[Event]:

@@ -31,7 +31,7 @@ class Memory:
         self._memory = dict(zip(devices, values, strict=True)) if given else None
 
     def shortfall(self, before: ParallelPlan | None, plan: ParallelPlan) -> str:
-        """Who lacks what for a plan, or for the way to it from the one before; "" if nobody does, as far as is known."""
+        """Who lacks what for a plan, or for the way to it from the one before; "" if nobody is known to."""
         if self._memory is None:
             return ""
         return shortfall(before, plan, memory=self._memory, copies=self._copies, bytes_of=self._bytes_of)
