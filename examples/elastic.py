@@ -11,11 +11,12 @@ from uneven.elastic.division import Recipe
 from uneven.elastic.faults import parse_fault
 from uneven.elastic.member import Member
 from uneven.elastic.run import run
+from uneven.elastic.supervisor import Supervision
 from uneven.layout import ParallelPlan
 from uneven.modelspec import parse_model
 
 CONFIG = LlamaConfig(hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, vocab_size=256)
-FAULTS = ("kill:device=1,step=8,phase=backward", "return:device=1,step=20")
+FAULTS = (parse_fault("kill:device=1,step=8,phase=backward"), parse_fault("return:device=1,step=20"))
 STEPS, BATCH = 150, 12
 
 
@@ -43,5 +44,5 @@ def train(world, mailbox):  # runs on every device
 if __name__ == "__main__":
     plan = ParallelPlan.from_shares(parse_model(CONFIG.to_dict()).structure, [[1, 1], [1]])
     quiet = run(train, plan)[2]
-    lossy = run(train, plan, faults=map(parse_fault, FAULTS), on_event=lambda event: print(event.line))[2]
+    lossy = run(train, plan, supervision=Supervision(faults=FAULTS), on_event=lambda event: print(event.line))[2]
     print(f"last loss {lossy[STEPS]:.4f}; largest difference {max(abs(lossy[n] - quiet[n]) for n in quiet):.1e}")

@@ -7,21 +7,20 @@ what is needed to where the new plan wants it, and go on.
 """
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from transformers import PreTrainedModel
 
 from uneven.comm import Group, World
+from uneven.elastic.compare import compare
 from uneven.elastic.division import PURPOSE, Division, Inventory, Recipe, move, share_buffers
-from uneven.elastic.faults import Point, Reached, Stops
-from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Spent, Trouble, Wish
+from uneven.elastic.line import Line
+from uneven.elastic.quorum import Differs, Quorum, Settled, Spent, Trouble
 from uneven.elastic.status import NEVER, NUM_VALUES, Status, Verdict, exchange
 from uneven.errors import Left, PeerLost
 from uneven.goodput import DeviceClock
@@ -53,6 +52,14 @@ class _Offer:
     clip: float
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """After how many steps devices compare what they have alike, and whether one that differs has to go."""
+
+    every: int
+    is_expelling: bool = True
+
+
 @final
 class Member:
     """A rank of an elastic job. `start` fills a divided model with the weights that the job begins with, if it has not.
@@ -69,33 +76,26 @@ class Member:
         mailbox: Mailbox,
         start: Callable[[PreTrainedModel, ModelLayout], None] = lambda *_: None,
         is_elastic: bool = True,
+        comparison: Comparison | None = None,
     ) -> None:
         self.world = world
         self.mailbox = mailbox
         self._recipe = recipe
         self._start = start
         self._is_elastic = is_elastic
+        self._comparison = comparison
         self._status = Status()
         self._division: Division | None = None
         self._prepared: Division | None = None
         self._offer: _Offer | None = None
-        self._entered = NEVER
         self._must_settle = True
-        self._is_over = False
-        self._is_trying = False
+        self._is_trying, self._attempted = False, 1
+        world.pulse.is_busy = True  # until the first quorum is entered
         self._replayed_to = 0
         self._waiting_since = time.monotonic()
-        self._wishes_to_leave = False
         self.clock = DeviceClock(time.monotonic())
-        if is_elastic and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_notice)
         world.pulse.on_wait = self._on_wait
-        self._announced: Quorum | None = None
-        self._news = threading.Condition()
-        self._stops: tuple[Point, ...] = ()
-        world.pulse.on_reach = self._reach
-        mailbox.listen(self._hear, pulse=world.pulse)
-        mailbox.post(Ready())
+        self._line = Line(world, mailbox, attempt=lambda: self._attempted)
 
     # What a loop sees
 
@@ -169,11 +169,10 @@ class Member:
         try:
             if self._must_settle or self.world.pulse.is_interrupted:
                 self._settle()
-            if self._wishes_to_leave:
-                self._wishes_to_leave = False
-                self.mailbox.post(Wish())
+            self._line.pass_notice_on()
             self.clock.switch("useful", time.monotonic())
-            self._is_trying = True
+            self._is_trying, self._attempted = True, self.step + 1
+            self.world.pulse.is_busy = False
             self.world.pulse.reach("forward")
             yield self.step + 1
             self._is_trying = False
@@ -193,7 +192,7 @@ class Member:
         group = self.world.group(self.plan.devices, purpose="commit")
         mine = torch.zeros(NUM_VALUES + group.size, dtype=torch.float64, device=self.world.torch_device)
         mine[0] = gradients.squared_norm()
-        mine[1] = float(self._is_change_announced)
+        mine[1] = float(self._line.is_change_announced)
         for index, value in enumerate(values, start=2):
             mine[index] = value
         mine[NUM_VALUES + group.rank] = self.clock.busy_s(time.monotonic())
@@ -210,8 +209,20 @@ class Member:
             self.division.optimizer.gather()
             self._status = replace(self._status, is_gathered=True)
         self._must_settle = sums[1] > 0
+        self._compare(group)
         self.account()
         return self.last
+
+    def _compare(self, group: Group) -> None:
+        """Every so many steps, see whether all have the same bits; who has not may be expelled before the next step."""
+        comparison = self._comparison
+        if comparison is None or self.step % comparison.every:
+            return
+        differences = compare(self.division.optimizer.parameters, self.plan, norm=self.last.norm, group=group)
+        if differences:
+            is_expelling = comparison.is_expelling and any(each.is_certain for each in differences)
+            self._must_settle = self._must_settle or is_expelling
+            self.mailbox.post(Differs(self.generation, differences, is_expelling))
 
     def _apply(self, sums: Sequence[float]) -> None:
         """Everything of a committed step that takes no communication, so that nothing interrupts it."""
@@ -232,10 +243,6 @@ class Member:
             values=tuple(sums),
         )
 
-    def _on_notice(self, *_: object) -> None:
-        """SIGTERM: this device is about to be taken away."""
-        self._wishes_to_leave = True
-
     def _on_wait(self, begins: bool) -> None:
         """Waiting inside of a step is no work; elsewhere it is a part of what is waited for."""
         now = time.monotonic()
@@ -246,56 +253,12 @@ class Member:
         elif self.clock.kind == "communication":
             self.clock.switch("useful", now)
 
-    def _reach(self, phase: str) -> None:
-        """Stop at a point where a fault is to happen."""
-        step = self._status.step + 1
-        for point in self._stops:
-            if point.phase == phase and point.step in (None, step):
-                self._stops = tuple(other for other in self._stops if other is not point)
-                self.mailbox.post(Reached(point, step))
-                with self.world.pulse.wait("fault"):
-                    threading.Event().wait()  # for what is to happen from outside
-
     # Quorums
-
-    def _hear(self, command: Any) -> bool:
-        if isinstance(command, Stops):
-            self._stops = command.points
-            return True
-        if isinstance(command, Over):
-            with self._news:
-                self._is_over = True
-                self._news.notify()
-            return True
-        if not isinstance(command, Quorum):
-            return False
-        with self._news:
-            self._announced = command
-            if not command.is_planned:
-                self.world.interrupt()
-            self._news.notify()
-        return True
-
-    @property
-    def _is_change_announced(self) -> bool:
-        return self._announced is not None and self._announced.generation > self._entered
-
-    def _await_quorum(self) -> Quorum:
-        """The newest quorum, once there is one that this rank has not tried to enter."""
-        with self.world.pulse.wait("quorum"), self._news:
-            self._news.wait_for(lambda: self._is_change_announced or self._is_over)
-            if self._is_over:
-                raise Left(f"the job of device {self.world.device} is over")
-            quorum = self._announced
-            assert quorum is not None
-            self._entered = quorum.generation
-            self.world.pulse.resume()
-            return quorum
 
     def _settle(self) -> None:
         """Enter the newest quorum, and the next if that one loses a member meanwhile."""
         while True:
-            quorum = self._await_quorum()
+            quorum = self._line.await_quorum()
             try:
                 with self.world.pulse.busy():
                     self._enter(quorum)
@@ -313,7 +276,7 @@ class Member:
         # It waited for who is lost: the wait that was given up was a part of noticing.
         self.clock.abandon(now, since_failure_s=now - self._waiting_since)
         if not self.world.pulse.is_interrupted:
-            self.mailbox.post(Trouble(self._entered, str(error)))
+            self.mailbox.post(Trouble(self._line.entered, str(error)))
 
     def _enter(self, quorum: Quorum) -> None:
         began = time.perf_counter()

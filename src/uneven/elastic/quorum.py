@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from uneven.elastic.difference import Difference
 from uneven.layout import ParallelPlan
 
 
@@ -68,6 +69,15 @@ class Trouble:
 
     generation: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """A member's word that devices have other bits than they should. While they are expelled, members wait for it."""
+
+    generation: int
+    differences: tuple[Difference, ...]
+    is_expelling: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,10 @@
 """Run a member's program on every device of a plan, from a script, and outlive devices that fail."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from uneven.elastic.coordinator import Coordinator
-from uneven.elastic.faults import Fault
-from uneven.elastic.supervisor import LEFT, Supervisor
+from uneven.elastic.supervisor import LEFT, Supervision, Supervisor
 from uneven.goodput import Event
 from uneven.launch.launcher import LaunchSettings
 from uneven.launch.rank import Program
@@ -17,7 +16,7 @@ def run(
     plan: ParallelPlan,
     *args: Any,
     settings: LaunchSettings | None = None,
-    faults: Sequence[Fault] = (),
+    supervision: Supervision | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
 ) -> dict[int, Any]:
     """Call `program(world, mailbox, *args)` in a process for each device; the results of those that got to the end.
@@ -26,9 +25,8 @@ def run(
     `if __name__ == "__main__"`. `on_event` hears what happens to devices. Raises RankFailed for what a program raises,
     and QuorumLost if no device is left.
     """
-    with Supervisor(
-        program, args, coordinator=Coordinator(plan), settings=settings or LaunchSettings(), faults=faults
-    ) as job:
+    settings = settings or LaunchSettings()
+    with Supervisor(program, args, coordinator=Coordinator(plan), settings=settings, supervision=supervision) as job:
         results = {}
         for found in job.events():
             if isinstance(found, Event):

@@ -3,7 +3,7 @@
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ from uneven.comm import World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import Fault, Reached, Stops
 from uneven.elastic.inbox import Request, take
-from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Spent, Trouble, Wish
+from uneven.elastic.quorum import Differs, Over, Quorum, Ready, Settled, Spent, Trouble, Wish
 from uneven.elastic.watch import Watch
 from uneven.errors import Left, RankFailed
 from uneven.goodput import Event
@@ -53,12 +53,21 @@ class _Recovery:
     reasons: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How a job is looked after: after how many seconds a rank hangs (None: by the time of steps), what is to fail on
+    purpose, and the run's folder from which requests are taken, if any."""
+
+    hang_s: float | None = None
+    faults: tuple[Fault, ...] = ()
+    folder: Path | None = None
+
+
 @final
 class Supervisor:
     """Runs `program(world, mailbox, *args)` on every device of the coordinator's plan, and goes on when devices fail.
 
-    As a context it ends all processes on leaving. A program makes a `Member`; who raises ends the job. Requests are
-    taken from a run's `folder`.
+    As a context it ends all processes on leaving. A program makes a `Member`; who raises ends the job.
     """
 
     def __init__(
@@ -68,15 +77,14 @@ class Supervisor:
         *,
         coordinator: Coordinator,
         settings: LaunchSettings,
-        faults: Sequence[Fault] = (),
-        hang_s: float | None = None,
-        folder: Path | None = None,
+        supervision: Supervision | None = None,
     ) -> None:
         self.coordinator = coordinator
         self.launcher = Launcher(_until_left, (program, *args), devices=coordinator.home.devices, settings=settings)
-        self.watch = Watch(hang_s)
-        self._faults = list(faults)
-        self._folder = folder
+        supervision = supervision or Supervision()
+        self.watch = Watch(supervision.hang_s)
+        self._faults = list(supervision.faults)
+        self._folder = supervision.folder
         self._began_s = time.monotonic()
         self._ended_s: dict[int, float] = {}
         self._trouble: tuple[float, Trouble] | None = None
@@ -86,6 +94,7 @@ class Supervisor:
         self._recovery: _Recovery | None = None
         self._step = 0
         self._stepped_s = 0.0
+        self._compared: int | None = None
         self._is_stopping = False
         self.num_lost_attempts = 0
 
@@ -108,11 +117,6 @@ class Supervisor:
     def since_start(self, monotonic_s: float) -> float:
         """The same for another moment of this host's monotonic clock."""
         return monotonic_s - self._began_s
-
-    @property
-    def pending_faults(self) -> tuple[Fault, ...]:
-        """Those that have not happened."""
-        return tuple(self._faults)
 
     def tell(self, command: Any) -> None:
         """Send a command to all ranks. After it nobody leaves on notice any more: all are about to end."""
@@ -147,9 +151,15 @@ class Supervisor:
         Raises what a rank raised, and QuorumLost if no device is left.
         """
         while self.launcher.running:
-            for message in self.launcher.poll(TICK_S):
+            messages = self.launcher.poll(TICK_S)
+            heard_s = self.now_s
+            for message in messages:
                 yield from self._take(message)
             yield from self._look()
+            # Whoever takes the events may be slow, and signs of life lie unread meanwhile.
+            self.watch.forgive(self.now_s - heard_s)
+        for fault in self._faults:
+            yield self._event("missed", fault.device, text=f"{fault}: did not happen")
 
     # What ranks say
 
@@ -180,12 +190,15 @@ class Supervisor:
             self.coordinator.admit(device)
         elif isinstance(payload, Trouble):
             self._trouble = self._trouble or (self.now_s, payload)
+        elif isinstance(payload, Differs):
+            yield from self._expel(payload)
         elif isinstance(payload, Wish):
             if not self._is_stopping:
                 yield from self._grant(Request("drain", device))
         else:
             yield message
             if isinstance(payload, Spent):
+                self.watch.work(device)
                 yield from self._commit(payload.step, payload.at_s)
 
     def _commit(self, step: int, at_s: float) -> Iterator[Event]:
@@ -271,6 +284,23 @@ class Supervisor:
                 self.launcher.kill(device, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
                 yield self._event("fault", device, text=str(fault))
                 return
+
+    def _expel(self, differs: Differs) -> Iterator[Event]:
+        """All members say the same; the first one is heard."""
+        if differs.generation != self.coordinator.quorum.generation or differs.generation == self._compared:
+            return
+        self._compared = differs.generation if differs.is_expelling else None
+        devices = {device for each in differs.differences if each.is_certain for device in each.devices}
+        for each in differs.differences:
+            others = f"those of {list(each.members)} are not alike, and no majority says whose are right"
+            text = "not the bits of the others" if each.is_certain else others
+            for device in each.devices if each.is_certain else ():
+                yield self._event("corruption", device, text=text)
+            if not each.is_certain:
+                yield self._event("corruption", None, text=text)
+        for device in sorted(devices) if differs.is_expelling else ():
+            self._ended_s[device] = self.now_s
+            self.launcher.kill(device)
 
     # What the clock says
 

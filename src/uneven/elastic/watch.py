@@ -27,6 +27,7 @@ class _Rank:
     is_waiting: bool = False
     is_busy: bool = True
     has_spoken: bool = False
+    has_worked: bool = False
 
 
 @final
@@ -63,6 +64,17 @@ class Watch:
         if beat is not None:
             rank.num_beats, rank.is_waiting, rank.is_busy = beat.num_beats, bool(beat.waiting), beat.is_busy
 
+    def work(self, device: int) -> None:
+        """A device has done a step, or settled: from now on it is expected to be as fast as others."""
+        if device in self._ranks:
+            self._ranks[device].has_worked = True
+
+    def forgive(self, seconds: float) -> None:
+        """For so long nobody was listening: what was not heard counts for nobody."""
+        for rank in self._ranks.values():
+            rank.heard_s += seconds
+            rank.moved_s += seconds
+
     def step(self, seconds: float) -> None:
         """A step took so long."""
         self._steps.append(seconds)
@@ -78,8 +90,13 @@ class Watch:
             device
             for device, rank in self._ranks.items()
             if now - rank.heard_s > (limit if rank.has_spoken else patience)
-            or (not rank.is_waiting and now - rank.moved_s > (patience if rank.is_busy else limit))
+            or (not rank.is_waiting and now - rank.moved_s > self._patience(rank))
         ]
+
+    def _patience(self, rank: _Rank) -> float:
+        if rank.is_busy:
+            return max(BUSY_S, self.limit_s)
+        return self.limit_s if rank.has_worked else max(LEAST_S, self.limit_s)
 
     def is_stalled(self, now: float) -> bool:
         """Whether all wait for each other, and have for too long."""

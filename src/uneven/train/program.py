@@ -20,7 +20,7 @@ from uneven.checkpoint import export_model, load_model
 from uneven.comm import World
 from uneven.data import Rows
 from uneven.elastic.division import Recipe
-from uneven.elastic.member import Committed, Member
+from uneven.elastic.member import Committed, Comparison, Member
 from uneven.launch.rank import Mailbox
 from uneven.layout import ModelLayout, ParallelPlan
 from uneven.optim import AdamW, Schedule
@@ -64,7 +64,15 @@ class Trainer:
             copies=config.optimizer_copies,
             bucket_bytes=config.bucket_bytes,
         )
-        self.member = Member(recipe, world=world, mailbox=mailbox, start=self._fill, is_elastic=is_elastic)
+        elastic = job.config.elastic
+        self.member = Member(
+            recipe,
+            world=world,
+            mailbox=mailbox,
+            start=self._fill,
+            is_elastic=is_elastic,
+            comparison=Comparison(elastic.compare_every, elastic.expel) if elastic.compare_every else None,
+        )
         self.schedule = Schedule(
             peak=config.lr,
             floor=min(config.min_lr, config.lr),

@@ -13,7 +13,7 @@ from uneven.comm import Transport, World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import parse_fault
 from uneven.elastic.quorum import Quorum, Spent
-from uneven.elastic.supervisor import Supervisor
+from uneven.elastic.supervisor import Supervision, Supervisor
 from uneven.errors import ConfigError, NonFiniteGradient, RankFailed
 from uneven.goodput import Event as JobEvent
 from uneven.launch.inline import InlineRank
@@ -91,15 +91,13 @@ class TrainingRun:
         args = (self.job, self.folder, self.is_elastic)
         if self.is_elastic:
             coordinator = Coordinator(self.job.plan, weights=self.job.weights)
-            faults = [parse_fault(text) for text in config.elastic.faults]
+            faults = tuple(parse_fault(text) for text in config.elastic.faults)
             return Supervisor(
                 _train_rank,
                 args,
                 coordinator=coordinator,
                 settings=settings,
-                faults=faults,
-                hang_s=config.elastic.hang_s,
-                folder=self.folder,
+                supervision=Supervision(config.elastic.hang_s, faults, self.folder),
             )
         ranks = InlineRank if self.site.is_rank else Launcher
         return ranks(_train_rank, args, devices=self.job.plan.devices, settings=settings)
