@@ -8,11 +8,9 @@ import typer
 from uneven.checkpoint.folder import newest
 from uneven.cli.console import plain_console
 from uneven.errors import CheckpointRefused
+from uneven.train.records import TOKENIZER
 
 export_app = typer.Typer()
-
-TOKENIZER = "tokenizer"
-"""The folder of a run with what goes beside the weights: a tokenizer's files, generation_config.json."""
 
 
 @export_app.command()

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from uneven.checkpoint.folder import Checkpoint, newest
 from uneven.cli.console import plain_console
 from uneven.cli.display import TrainingDisplay, describe_job
 from uneven.config import TrainConfig, load_config, parse_degrees, parse_shares
@@ -23,6 +24,7 @@ from uneven.launch.site import Place, Site, join
 from uneven.launch.zygote import warm_up
 from uneven.train.fingerprint import data_fingerprint, design_fingerprint
 from uneven.train.job import Design, Job, design_job, prepare_job
+from uneven.train.records import CONFIG
 
 train_app = typer.Typer()
 
@@ -43,6 +45,10 @@ def train(
         Path | None, typer.Option(help="A Hugging Face folder, a .gguf, smollm2, or a config.json for random weights.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's new folder; by default runs/DATE-TIME.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a run from its newest checkpoint, under any division."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
     survive: Annotated[
         int | None, typer.Option(min=0, max=4, help="Deaths after which the job must fit into elastic.memory.")
@@ -71,15 +77,26 @@ def train(
         "elastic.survive": survive,
         "elastic.faults": fault,
     }
+    checkpoint = None
+    if resume is not None:
+        if config is not None or out is not None:
+            raise ConfigError(
+                f"--resume {resume}: goes on with that run's configuration, in its folder; leave out "
+                f"{'--out' if config is None else config}"
+            )
+        checkpoint, config = newest(resume), resume / CONFIG
+        flags["elastic.faults"] = fault or []
     settings = load_config(config, settings=set_ or (), flags=flags)
     place: Place = context.obj or Place.of(static_job())
     folder: Path | None = None
     try:
         console = _greet(place)
         with join(place, timeout_s=settings.launch.timeout_s) as site:
-            folder = _choose_folder(out, site)
+            folder = resume or _choose_folder(out, site)
             job = _prepare(_with_division(settings, site), site, console=console)
-            run_job(job, folder, site=site, console=console)
+            if checkpoint is not None:
+                checkpoint.manifest.check_model(job.plan.structure, where=str(checkpoint.folder))
+            run_job(job, folder, site=site, console=console, checkpoint=checkpoint)
     except KeyboardInterrupt:
         kept = (
             f"before the model was saved; {folder} keeps metrics and logs"
@@ -157,13 +174,17 @@ def _read_data(design: Design, console: Console) -> Job:
         )
 
 
-def run_job(job: Job, folder: Path, *, site: Site, console: Console) -> None:
-    """Train `job` in a new `folder`, and show it on `console`."""
+def run_job(job: Job, folder: Path, *, site: Site, console: Console, checkpoint: Checkpoint | None = None) -> None:
+    """Train `job` in a new `folder`, or on from a checkpoint in its folder, and show it on `console`."""
     # Here and not at the top: it loads torch, which takes seconds that help and errors should not cost.
     from uneven.train.run import TrainingRun
 
     describe_job(job, console)
-    run = TrainingRun(job, folder, site=site)
+    if checkpoint is not None:
+        console.print(
+            f"resume   {checkpoint.folder}: after step {checkpoint.manifest.step}", markup=False, soft_wrap=True
+        )
+    run = TrainingRun(job, folder, site=site, checkpoint=checkpoint)
     display = TrainingDisplay(job, folder, console=console)
     with _stop_on_signals(run.request_stop, console=console), display:
         for event in run:

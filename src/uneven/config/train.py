@@ -38,9 +38,6 @@ def _parse_bytes(value: Any) -> Any:
     return int(float(number) * (1024 if is_binary else 1000) ** " kMGT".index(prefix or " "))
 
 
-ByteCount = Annotated[PositiveInt, BeforeValidator(_parse_bytes)]
-
-
 class Section(BaseModel):
     """A group of keys; unknown ones are an error, and values never change."""
 
@@ -146,6 +143,16 @@ class LogSection(Section):
     metrics_port: int | None = Field(default=None, ge=0, le=65535, strict=True)
 
 
+class CheckpointSection(Section):
+    """Every `every` steps (0: never) the state is saved, from which `--resume` and lost devices go on. The last `keep`
+    checkpoints are kept, and the last one of each `keep_every_s` seconds.
+    """
+
+    every: int = Field(default=100, ge=0, strict=True)
+    keep: PositiveInt = 2
+    keep_every_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
 class ElasticSection(Section):
     """How a job goes on when devices fail. A rank that does not get on for `hang_s` seconds is ended, and counts as
     dead; by default 20 times the time of a step, at least 5 s. `faults` happen on purpose, as in
@@ -160,7 +167,9 @@ class ElasticSection(Section):
 
     hang_s: float | None = Field(default=None, ge=0.5, le=604800)
     faults: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
-    memory: Annotated[tuple[ByteCount, ...], BeforeValidator(_as_list)] | None = Field(default=None, min_length=1)
+    memory: (
+        Annotated[tuple[Annotated[PositiveInt, BeforeValidator(_parse_bytes)], ...], BeforeValidator(_as_list)] | None
+    ) = Field(default=None, min_length=1)
     survive: int = Field(default=0, ge=0, le=4, strict=True)
     compare_every: int = Field(default=100, ge=0, strict=True)
     expel: bool = True
@@ -195,6 +204,7 @@ class TrainConfig(Section):
     eval: EvalSection = EvalSection()
     sample: SampleSection = SampleSection()
     log: LogSection = LogSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     elastic: ElasticSection = ElasticSection()
     launch: LaunchSection = LaunchSection()
 

@@ -4,6 +4,8 @@ Hardware that computes wrongly without an error shows here: every holder of an e
 bit. A checksum of each bundle is compared between its members, and the gradient norm between all devices.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from uneven.comm import Group
@@ -13,6 +15,14 @@ from uneven.reshard import Tiles, cut
 
 MODULUS = 9007199254740881
 """The largest prime below 2^53: sums modulo it are exact in fp64, and no flip of one bit leaves them as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """After how many steps devices compare what they have alike, and whether one that differs has to go."""
+
+    every: int
+    is_expelling: bool = True
 
 
 def compare(tiles: Tiles, plan: ParallelPlan, *, norm: float, group: Group) -> tuple[Difference, ...]:

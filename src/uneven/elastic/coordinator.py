@@ -16,14 +16,23 @@ from uneven.planner import repartition
 
 @final
 class Coordinator:
-    """Membership of a job whose plan at the start is `home`; `weights` are the speeds of its devices."""
+    """Membership of a job whose plan at the start is `home`; `weights` are the speeds of its devices.
+
+    `checkpoint` is the newest there is; steps up to `furthest` were committed by an earlier launcher.
+    """
 
     def __init__(
-        self, home: ParallelPlan, *, weights: Mapping[int, float] | None = None, checkpoint: Path | None = None
+        self,
+        home: ParallelPlan,
+        *,
+        weights: Mapping[int, float] | None = None,
+        checkpoint: Path | None = None,
+        furthest: int = 0,
     ) -> None:
         self.home = home
         self.checkpoint = checkpoint
         self._weights = weights
+        self._furthest = furthest
         self._present: set[int] = set()
         self._leaving: set[int] = set()
         self._waiting: set[int] = set()
@@ -121,6 +130,12 @@ class Coordinator:
         self._plans[generation] = plan
         self._missing = set(plan.devices)
         self._quorum = Quorum(
-            generation, tuple(sorted(self._present)), plan, is_planned, self.checkpoint, dict(self._plans)
+            generation,
+            tuple(sorted(self._present)),
+            plan,
+            is_planned,
+            self.checkpoint,
+            dict(self._plans),
+            self._furthest,
         )
         return self._quorum

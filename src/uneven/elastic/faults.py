@@ -34,7 +34,8 @@ class Fault:
 
     def __str__(self) -> str:
         step = "" if self.point.step is None else f",step={self.point.step}"
-        return f"{self.action}:device={self.device}{step},phase={self.point.phase}"
+        phase = "" if self.action in ("drain", "return") else f",phase={self.point.phase}"
+        return f"{self.action}:device={self.device}{step}{phase}"
 
 
 @dataclass(frozen=True, slots=True)

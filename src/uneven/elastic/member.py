@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import final
 
 import torch
 from transformers import PreTrainedModel
 
+from uneven.checkpoint.folder import open_checkpoint
 from uneven.comm import Group, World
-from uneven.elastic.compare import compare
+from uneven.elastic.compare import Comparison, compare
 from uneven.elastic.division import PURPOSE, Division, Inventory, Recipe, move, share_buffers
 from uneven.elastic.line import Line
 from uneven.elastic.quorum import Differs, Quorum, Settled, Spent, Trouble
+from uneven.elastic.saving import Saver, restore
 from uneven.elastic.status import NEVER, NUM_VALUES, Status, Verdict, exchange
 from uneven.errors import Left, PeerLost
 from uneven.goodput import DeviceClock
@@ -53,11 +56,11 @@ class _Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """After how many steps devices compare what they have alike, and whether one that differs has to go."""
+class Care:
+    """What a member does besides steps: compare, and save checkpoints in the folder of a run, where there is one."""
 
-    every: int
-    is_expelling: bool = True
+    comparison: Comparison | None = None
+    run: Path | None = None
 
 
 @final
@@ -76,14 +79,16 @@ class Member:
         mailbox: Mailbox,
         start: Callable[[PreTrainedModel, ModelLayout], None] = lambda *_: None,
         is_elastic: bool = True,
-        comparison: Comparison | None = None,
+        care: Care | None = None,
     ) -> None:
         self.world = world
         self.mailbox = mailbox
         self._recipe = recipe
         self._start = start
         self._is_elastic = is_elastic
-        self._comparison = comparison
+        care = care or Care()
+        self._comparison = care.comparison
+        self._saver = None if care.run is None else Saver(care.run, device=world.device, mailbox=mailbox)
         self._status = Status()
         self._division: Division | None = None
         self._prepared: Division | None = None
@@ -145,6 +150,21 @@ class Member:
         assert reducer is not None, "only within begin()"
         return reducer
 
+    def save(self) -> None:
+        """Save this rank's part of a checkpoint of the steps so far, in the background; called by all ranks."""
+        if self._saver is not None:
+            with self.clock.of("checkpoint", time.monotonic):
+                self._saver.save(
+                    self.division, step=self.step, num_updates=self.num_updates, generation=self.generation
+                )
+            self.world.pulse.reach("checkpoint")
+
+    def finish_saving(self, timeout_s: float) -> None:
+        """Wait for what is being written."""
+        if self._saver is not None:
+            with self.clock.of("checkpoint", time.monotonic):
+                self._saver.poll(timeout_s)
+
     def account(self) -> None:
         """Tell the launcher how this rank has spent its time so far."""
         now = time.monotonic()
@@ -170,6 +190,8 @@ class Member:
             if self._must_settle or self.world.pulse.is_interrupted:
                 self._settle()
             self._line.pass_notice_on()
+            if self._saver is not None:
+                self._saver.poll()
             self.clock.switch("useful", time.monotonic())
             self._is_trying, self._attempted = True, self.step + 1
             self.world.pulse.is_busy = False
@@ -326,7 +348,7 @@ class Member:
             reason = f"{missing[0][0].name}, elements {missing[0][1][0]}, is lost" if missing else ""
         is_fresh = bool(reason) or not verdict.holders
         if is_fresh:
-            self._replayed_to = max(self._replayed_to, verdict.latest.step)
+            self._replayed_to = max(self._replayed_to, verdict.latest.step, quorum.furthest)
             # Everyone starts again: what is left of the state is of no use, and its memory is.
             self._division, self._status = None, Status()
         old = self._division
@@ -354,8 +376,14 @@ class Member:
         return moved, reason
 
     def _begin_anew(self, new: Division | None, quorum: Quorum) -> None:
-        """Fill with the state that the job starts from."""
-        if new is not None:
+        """Fill with the newest checkpoint, or else with the weights that the job begins with."""
+        if quorum.checkpoint is not None:
+            checkpoint = open_checkpoint(quorum.checkpoint)
+            if new is not None:
+                restore(new, checkpoint)
+            manifest = checkpoint.manifest
+            self._status = Status(step=manifest.step, num_updates=manifest.num_updates)
+        elif new is not None:
             self._start(new.model, new.layout)
             new.optimizer.set_masters()
 

@@ -14,7 +14,7 @@ class Quorum:
 
     Members that are not in the plan leave. A planned quorum is entered at the next step boundary, others at once.
     `checkpoint` is what to start from if the members together do not have the whole state; None: the initial weights.
-    `plans` are those of the generations that members may have come from.
+    `plans` are those of the generations that members may have come from. Steps up to `furthest` were committed before.
     """
 
     generation: int
@@ -23,6 +23,7 @@ class Quorum:
     is_planned: bool = False
     checkpoint: Path | None = None
     plans: Mapping[int, ParallelPlan] = field(default_factory=dict)
+    furthest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

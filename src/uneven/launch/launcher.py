@@ -226,7 +226,7 @@ class Launcher:
             # A rank's end closes its line too; a line that stays open means that the zygote, which tells ends, is gone.
             if not rank.connection.poll(GRACE_S):
                 text = "the zygote, from which ranks are forked, has ended, so that their ends can't be seen any more"
-                return Message(rank.device, "end", Failure(0.0, text))
+                return Message(rank.device, "error", Failure(0.0, text))
             message: Message = rank.connection.recv()
             return message
         except (EOFError, ConnectionResetError):

@@ -19,13 +19,13 @@ FLUSH_S = 5.0
 class Accounts:
     """The ledger of an elastic job, its report, and the metrics' server if the job is to have one."""
 
-    def __init__(self, job: Job, folder: Path, *, ranks: Supervisor) -> None:
+    def __init__(self, job: Job, folder: Path, *, ranks: Supervisor, furthest: int = 0) -> None:
         self._ledger = Ledger(folder / FILE, num_parameters=job.plan.structure.num_parameters)
         self._ranks = ranks
         self._events: list[Event] = []
         self._flushed_s = 0.0
         self._num_lost = 0
-        self._furthest = 0
+        self._furthest = furthest
         self._told_s: dict[int, float] = {}
         self._goodput = 0.0
         port = job.config.log.metrics_port
@@ -42,6 +42,11 @@ class Accounts:
         self._ledger.close()
         if self.exporter is not None:
             self.exporter.close()
+
+    @property
+    def began_s(self) -> float:
+        """When this launcher began, in seconds of the job, which earlier launchers may have begun."""
+        return self._ledger.began_s
 
     @property
     def now_s(self) -> float:

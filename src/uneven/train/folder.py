@@ -13,14 +13,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, final
 
+from uneven.checkpoint.folder import prune
 from uneven.draw import draw_loss, draw_plan
 from uneven.elastic.inbox import FOLDER as REQUESTS
 from uneven.errors import ConfigError, InputError
 from uneven.goodput import Event
 from uneven.goodput.events import FILE as EVENTS
 from uneven.modelspec import BytesRead
-from uneven.train.job import Job
-from uneven.train.records import DEVICES, PARTIAL, Check, Evaluation, Outcome, StepRecord, find_traces
+from uneven.train.job import Job, keep_generation_config
+from uneven.train.records import DEVICES, PARTIAL, TOKENIZER, Check, Evaluation, Outcome, StepRecord, find_traces
 from uneven.train.tensorboard import EventFiles
 
 TENSORBOARD = "tensorboard"
@@ -30,11 +31,16 @@ METRICS = "metrics.jsonl"
 
 @final
 class RunFolder:
-    """The new folder of one run; as a context it holds open what is written line by line."""
+    """The folder of one run; as a context it holds open what is written line by line.
 
-    def __init__(self, job: Job, path: Path) -> None:
+    A new one, or with `resumed_at` that of a run that is gone on with after so many steps.
+    """
+
+    def __init__(self, job: Job, path: Path, *, resumed_at: int | None = None) -> None:
         self.job = job
         self.path = path
+        self._resumed_at = resumed_at
+        self.furthest = 0
         self._steps: list[StepRecord] = []
         self._heldout: list[Evaluation] = []
         self._bytes_read: dict[int, BytesRead] = {}
@@ -45,16 +51,21 @@ class RunFolder:
     @contextmanager
     def open(self) -> Iterator["RunFolder"]:
         """Make it. Gone again if the ranks refuse their input before a step, and never with half a model."""
-        self._lay_out()
+        if self._resumed_at is None:
+            self._lay_out()
+        else:
+            self._recall(self._resumed_at)
         try:
             with ExitStack() as stack:
-                self._metrics = stack.enter_context((self.path / METRICS).open("w"))
-                self._events = stack.enter_context((self.path / EVENTS).open("w"))
+                self._metrics = stack.enter_context((self.path / METRICS).open("a"))
+                self._events = stack.enter_context((self.path / EVENTS).open("a"))
+                if self._resumed_at is not None:
+                    self.roll_back(self._resumed_at)
                 if self.job.config.log.tensorboard:
                     self._tensorboard = stack.enter_context(EventFiles(self.path / TENSORBOARD))
                 yield self
         except InputError:
-            if not self._steps:
+            if not self._steps and self._resumed_at is None:
                 shutil.rmtree(self.path)
             raise
         finally:
@@ -69,8 +80,36 @@ class RunFolder:
             raise ConfigError(f"--out {self.path}: exists already; a run needs a new folder") from None
         except OSError as error:
             raise ConfigError(f"--out {self.path}: can't make this folder: {error.strerror}") from None
+        self._describe()
+
+    def _recall(self, step: int) -> None:
+        """Take up what an earlier launcher has left: lines of metrics, of which a killed one may have cut the last."""
+        metrics = self.path / METRICS
+        for text in metrics.read_text().splitlines() if metrics.exists() else ():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                break
+            if "heldout_loss" in line:
+                self._heldout.append(Evaluation(**line))
+            else:
+                samples = line.pop("samples", None)
+                is_skipped = line.pop("skipped")
+                finite = {key: math.nan if value is None else value for key, value in line.items()}
+                self._steps.append(StepRecord(**finite, is_skipped=is_skipped, samples=samples and tuple(samples)))
+        self.furthest = self.last_step
+        for name in (PARTIAL, REQUESTS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        prune(self.path, keep=self.job.config.checkpoint.keep, keep_every_s=self.job.config.checkpoint.keep_every_s)
+        self._describe()
+
+    def _describe(self) -> None:
         (self.path / PARTIAL).mkdir()
         (self.path / REQUESTS).mkdir()
+        tokenizer = self.path / TOKENIZER
+        tokenizer.mkdir(exist_ok=True)
+        self.job.design.tokenizer.save(tokenizer)
+        keep_generation_config(self.job, tokenizer)
         _write_json(self.path / "config.json", self.job.config.model_dump(mode="json"))
         _write_json(self.path / "data.json", self._describe_data())
         (self.path / "plan.json").write_text(self.job.plan.dumps())

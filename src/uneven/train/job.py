@@ -16,6 +16,7 @@ from uneven.data import (
     prepare_dataset,
     read_corpus,
 )
+from uneven.elastic.faults import parse_fault
 from uneven.errors import ConfigError, DataError, PlanError
 from uneven.layout import ModelStructure, ParallelPlan, read_plan
 from uneven.modelspec import ExpertDivision, ModelSpec, assemble, experts_of, find_weights, read_model, read_stored
@@ -110,6 +111,9 @@ def design_job(config: TrainConfig, *, announce: Announce = print) -> Design:
         assemble(spec.structure, read_stored(weights))
     config = config.with_learning_rate(has_weights=weights is not None)
     plan = make_plan(config, spec)
+    for fault in map(parse_fault, config.elastic.faults):
+        if fault.device not in plan.devices:
+            raise ConfigError(f"--fault {fault}: the plan has no such device, it has {list(plan.devices)}")
     Memory(config, plan).check(plan, survive=config.elastic.survive, weights=device_weights(config, plan))
     return Design(config, spec, weights, plan, tokenizer)
 
@@ -212,3 +216,10 @@ def _check_model(plan: ParallelPlan, spec: ModelSpec, *, where: Path) -> None:
                 f"{wanted.get(name, 'missing')} in this model"
             )
     raise PlanError(f"{where}: made for another model: the shapes agree, but heads or units are grouped otherwise")
+
+
+def keep_generation_config(job: Job, folder: Path) -> None:
+    """How the model that training started from is to generate: where its answers end, for one."""
+    source = None if job.design.weights is None else job.design.weights / "generation_config.json"
+    if source is not None and source.is_file():
+        (folder / source.name).write_bytes(source.read_bytes())

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from uneven.checkpoint import export_model, load_model
 from uneven.comm import World
 from uneven.data import Rows
+from uneven.elastic.compare import Comparison
 from uneven.elastic.division import Recipe
-from uneven.elastic.member import Committed, Comparison, Member
+from uneven.elastic.member import Care, Committed, Member
 from uneven.launch.rank import Mailbox
 from uneven.layout import ModelLayout, ParallelPlan
 from uneven.optim import AdamW, Schedule
@@ -28,10 +29,12 @@ from uneven.parallel import KeepFloat64, RouterLoss, build_model, fill_random, r
 from uneven.sync import Gradients
 from uneven.train.check import check_folder
 from uneven.train.inputs import model_inputs
-from uneven.train.job import Job
+from uneven.train.job import Job, keep_generation_config
 from uneven.train.profile import StepProfiler
 from uneven.train.records import MODEL, PARTIAL, STOP, Check, Evaluation, Outcome, Started, StepRecord, trace_file
 
+SAVED_S = 60.0
+"""How long a rank waits for the disk to have its part of the last checkpoint."""
 DTYPES = (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.float64))
 
 
@@ -39,7 +42,7 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
     """The program of one rank, for (job, run folder, whether it outlives its peers)."""
     job: Job = args[0]
     folder: Path = args[1]
-    trainer = Trainer(job, world, mailbox=mailbox, is_elastic=args[2])
+    trainer = Trainer(job, world, mailbox=mailbox, is_elastic=args[2], run=folder)
     trace = trace_file(folder, world.device) if job.config.log.profile else None
     profiler = StepProfiler(trace, num_steps=job.config.train.steps, device=world.torch_device)
     try:
@@ -52,7 +55,9 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
 class Trainer:
     """One rank's member, and the steps over it."""
 
-    def __init__(self, job: Job, world: World, *, mailbox: Mailbox, is_elastic: bool = False) -> None:
+    def __init__(
+        self, job: Job, world: World, *, mailbox: Mailbox, is_elastic: bool = False, run: Path | None = None
+    ) -> None:
         config = job.config.train
         self.job = job
         self.world = world
@@ -65,13 +70,14 @@ class Trainer:
             bucket_bytes=config.bucket_bytes,
         )
         elastic = job.config.elastic
+        comparison = Comparison(elastic.compare_every, elastic.expel) if elastic.compare_every else None
         self.member = Member(
             recipe,
             world=world,
             mailbox=mailbox,
             start=self._fill,
             is_elastic=is_elastic,
-            comparison=Comparison(elastic.compare_every, elastic.expel) if elastic.compare_every else None,
+            care=Care(comparison, run if is_elastic and job.config.checkpoint.every else None),
         )
         self.schedule = Schedule(
             peak=config.lr,
@@ -143,6 +149,8 @@ class Trainer:
                 else:
                     with profiler.step(step):
                         self.step(step)
+                    if step % max(1, self.job.config.checkpoint.every) == 0 and step < self.job.config.train.steps:
+                        self.member.save()
         self._report(outcome)
         self.member.clock.switch("checkpoint", time.monotonic())
         self.world.pulse.is_busy = True
@@ -276,6 +284,9 @@ class Trainer:
             self._report(evaluation)
         with member.clock.of("checkpoint", time.monotonic), self.world.pulse.busy():
             self._save(folder)
+        self.member.finish_saving(SAVED_S)
+        self.member.save()
+        self.member.finish_saving(SAVED_S)
         self.world.everyone(purpose="commit").all_reduce(torch.zeros(1, device=self.world.torch_device))
         return Outcome(
             member.step,
@@ -298,13 +309,6 @@ class Trainer:
         export_model(division.model, division.layout, spec=design.spec, world=self.world, folder=partial)
         if self._is_reporter:
             design.tokenizer.save(partial)
-            _keep_generation_config(self.job, partial)
+            keep_generation_config(self.job, partial)
             shutil.rmtree(model, ignore_errors=True)  # of an attempt whose end was not seen by all
             partial.rename(model)
-
-
-def _keep_generation_config(job: Job, folder: Path) -> None:
-    """How the model that training started from is to generate: where its answers end, for one."""
-    source = None if job.design.weights is None else job.design.weights / "generation_config.json"
-    if source is not None and source.is_file():
-        (folder / source.name).write_bytes(source.read_bytes())

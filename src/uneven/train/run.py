@@ -9,10 +9,12 @@ from typing import Any, final
 
 import torch
 
+from uneven.checkpoint.folder import Checkpoint
 from uneven.comm import Transport, World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import parse_fault
 from uneven.elastic.quorum import Quorum, Spent
+from uneven.elastic.saving import PartWritten
 from uneven.elastic.supervisor import Supervision, Supervisor
 from uneven.errors import ConfigError, NonFiniteGradient, RankFailed
 from uneven.goodput import Event as JobEvent
@@ -22,6 +24,7 @@ from uneven.launch.rank import Mailbox, Message
 from uneven.launch.site import Site
 from uneven.modelspec import BytesRead
 from uneven.train.accounts import Accounts
+from uneven.train.checkpoints import Publisher
 from uneven.train.folder import RunFolder
 from uneven.train.job import Job
 from uneven.train.records import MODEL, STOP, Check, Evaluation, Outcome, Started, StepRecord
@@ -37,14 +40,19 @@ class TrainingRun:
     happens, the others add their ranks' logs.
     """
 
-    def __init__(self, job: Job, folder: Path, *, site: Site | None = None) -> None:
+    def __init__(
+        self, job: Job, folder: Path, *, site: Site | None = None, checkpoint: Checkpoint | None = None
+    ) -> None:
+        """With `checkpoint`, that of an earlier run in the folder, which is gone on with."""
         self.job = job
+        self._checkpoint = checkpoint
         self.folder = folder
         self.site = site or Site()
         self._transport = choose_transport(job, self.site)
         self._ranks: Supervisor | Launcher | InlineRank | None = None
         self._wants_stop = False
         self._accounts: Accounts | None = None
+        self._publisher: Publisher | None = None
         self._outcome: Outcome | None = None
 
     @property
@@ -61,11 +69,12 @@ class TrainingRun:
     def __iter__(self) -> Iterator[Event]:
         """Train. Raises RankFailed, or NonFiniteGradient once the model has been saved."""
         began = time.perf_counter()
-        run = RunFolder(self.job, self.folder)
+        resumed_at = None if self._checkpoint is None else self._checkpoint.manifest.step
+        run = RunFolder(self.job, self.folder, resumed_at=resumed_at)
         with (
             run.open() if self.site.is_first else nullcontext(run),
-            self._start() as self._ranks,
-            self._keep_accounts(self._ranks) as self._accounts,
+            self._start(run) as self._ranks,
+            self._keep_accounts(self._ranks, run) as self._accounts,
         ):
             if self._wants_stop:
                 self._ranks.tell(STOP)
@@ -80,7 +89,7 @@ class TrainingRun:
             self.site.peers.exchange("done")
         self._judge()
 
-    def _start(self) -> Supervisor | Launcher | InlineRank:
+    def _start(self, run: RunFolder) -> Supervisor | Launcher | InlineRank:
         config = self.job.config
         settings = LaunchSettings(
             self._transport,
@@ -90,7 +99,11 @@ class TrainingRun:
         )
         args = (self.job, self.folder, self.is_elastic)
         if self.is_elastic:
-            coordinator = Coordinator(self.job.plan, weights=self.job.weights)
+            checkpoint = None if self._checkpoint is None else self._checkpoint.folder
+            coordinator = Coordinator(
+                self.job.plan, weights=self.job.weights, checkpoint=checkpoint, furthest=run.furthest
+            )
+            self._publisher = Publisher(self.job, self.folder, coordinator=coordinator)
             faults = tuple(parse_fault(text) for text in config.elastic.faults)
             return Supervisor(
                 _train_rank,
@@ -102,8 +115,14 @@ class TrainingRun:
         ranks = InlineRank if self.site.is_rank else Launcher
         return ranks(_train_rank, args, devices=self.job.plan.devices, settings=settings)
 
-    def _keep_accounts(self, ranks: Supervisor | Launcher | InlineRank) -> AbstractContextManager[Accounts | None]:
-        return Accounts(self.job, self.folder, ranks=ranks) if isinstance(ranks, Supervisor) else nullcontext()
+    def _keep_accounts(
+        self, ranks: Supervisor | Launcher | InlineRank, run: RunFolder
+    ) -> AbstractContextManager[Accounts | None]:
+        return (
+            Accounts(self.job, self.folder, ranks=ranks, furthest=run.furthest)
+            if isinstance(ranks, Supervisor)
+            else nullcontext()
+        )
 
     @property
     def goodput(self) -> float | None:
@@ -125,9 +144,10 @@ class TrainingRun:
     def _note(self, event: JobEvent, run: RunFolder) -> Iterator[Event]:
         """What has happened to devices."""
         assert isinstance(self._ranks, Supervisor)
-        run.tell(event)
         if self._accounts is not None:
+            event = dataclasses.replace(event, time_s=event.time_s + self._accounts.began_s)
             self._accounts.note(event)
+        run.tell(event)
         run.show_devices(self._ranks.devices())
         if event.kind in ("recovery", "join") and event.step is not None and event.step < run.last_step:
             run.roll_back(event.step)
@@ -136,7 +156,9 @@ class TrainingRun:
     def _take(self, message: Message, run: RunFolder, *, time_s: float) -> Iterator[Event]:
         """What a rank reports."""
         report: Any = message.payload
-        if isinstance(report, Spent):
+        if isinstance(report, PartWritten):
+            yield from self._publish(message.device, report, run)
+        elif isinstance(report, Spent):
             if self._accounts is not None:
                 self._accounts.spent(message.device, report)
         elif isinstance(report, BytesRead):
@@ -158,6 +180,15 @@ class TrainingRun:
             if isinstance(self._ranks, Supervisor):
                 run.show_devices(self._ranks.devices())
             yield report
+
+    def _publish(self, device: int, written: PartWritten, run: RunFolder) -> Iterator[Event]:
+        """A rank has written its part of a checkpoint."""
+        assert self._publisher is not None
+        assert isinstance(self._ranks, Supervisor)
+        text = self._publisher.take(device, written, tokens=run.num_tokens)
+        if text:
+            event = JobEvent(self._ranks.now_s, "checkpoint", step=written.step, text=text)
+            yield from self._note(event, run)
 
     def _judge(self) -> None:
         """Whether a job whose ranks have all ended has done what it was to do."""
