@@ -287,14 +287,22 @@ def test_a_death_during_a_recovery_changes_nothing() -> None:
         (2, Point("recovery", 3)),
         (6, Point("apply", 7)),
         (5, Point("reshard", 8)),  # the step that had been committed is finished first
-        (0, Point("backward", 12)),
-        (4, Point("reshard", 12)),
     ]
     faults = [Fault("kill", device, point) for device, point in points]
     told = run(course, faults)
     assert_happened(told, faults)
-    # The devices of the last pair had both copies of something.
-    assert [bool(text) for text in told.texts("recovery")] == [False] * 4 + [True] * 2
+    assert told.texts("recovery") == [""] * 4  # the other replica had it all
+    assert_undisturbed(told, course)
+
+
+def test_a_job_begins_anew_where_every_copy_is_gone() -> None:
+    course = Course(((1.0,) * 2, (1.0,)))
+    faults = [Fault("kill", 0, Point("backward", 4)), Fault("kill", 2, Point("reshard", 4))]
+    told = run(course, faults)
+    assert_happened(told, faults)
+    recoveries = [event for event in told.events if event.kind == "recovery"]
+    assert [(event.device, event.step) for event in recoveries] == [(0, 0), (2, 0)]
+    assert {event.text for event in recoveries} == {"model.embed_tokens.weight, elements (0, 51), is lost"}
     assert_undisturbed(told, course)
 
 
