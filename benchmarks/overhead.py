@@ -13,9 +13,11 @@ import json
 import os
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.report import parse_arguments, publish, ratio, spread, surroundings, verdict
 from uneven.comm import Transport, World
 from uneven.config import TrainConfig
+from uneven.elastic.quorum import Quorum
 from uneven.launch.launcher import LaunchSettings
+from uneven.launch.rank import Mailbox
 from uneven.launch.run import launch
 from uneven.train.inputs import model_inputs
 from uneven.train.job import Job, design_job, prepare_job
@@ -37,7 +41,7 @@ LARGEST_DIFFERENCE = 1e-3
 """Of losses in nats per token: what rounding may do to some dozens of steps in fp32."""
 PAIR, TWO_THREADS, ONE_THREAD = "two ranks", "one process, 2 threads", "one process, 1 thread"
 MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::_scaled_dot_product")
-COLLECTIVES = ("_ReduceFromTP", "_CopyToTPBackward", "_VocabParallelCrossEntropy", "sync", "commit")
+COLLECTIVES = ("_ReduceFromTP", "_CopyToTPBackward", "_VocabParallelCrossEntropy", "sync", "commit and apply")
 """What waits for other ranks, by the names in a trace."""
 
 
@@ -80,8 +84,29 @@ def make_job(size: Size, folder: Path, *, degree: int) -> Job:
     return prepare_job(design_job(TrainConfig.model_validate(settings)))
 
 
+def quorum_mailbox(job: Job, device: int) -> Mailbox:
+    """A line on which the job's first quorum waits; what the rank says is heard by nobody."""
+    ours, theirs = Pipe()
+    plan = job.plan
+    ours.send(Quorum(0, plan.devices, plan, plans={0: plan}))
+
+    def listen() -> None:
+        while True:
+            ours.recv()
+
+    threading.Thread(target=listen, daemon=True).start()
+    return Mailbox(device, theirs)
+
+
 def lone_trainer(job: Job) -> Trainer:
-    return Trainer(job, World(0, [0], store=torch.distributed.HashStore(), transport=Transport()))
+    world = World(0, [0], store=torch.distributed.HashStore(), transport=Transport())
+    return Trainer(job, world, mailbox=quorum_mailbox(job, 0))
+
+
+def next_step(trainer: Trainer) -> float:
+    """The loss of the next step."""
+    with trainer.member.begin() as step:
+        return trainer.step(step).loss
 
 
 class PlainLoop:
@@ -92,7 +117,8 @@ class PlainLoop:
         settings = {key: value for key, value in job.design.spec.config.items() if key not in ("model_type", "dtype")}
         stock = AutoConfig.for_model(job.design.spec.family, **settings)
         self.model = AutoModelForCausalLM.from_config(stock, dtype=torch.float32)
-        self.model.load_state_dict(trainer.model.state_dict())
+        with trainer.member.begin():
+            self.model.load_state_dict(trainer.member.model.state_dict())
         parameters = list(self.model.parameters())
         groups = [
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -103,7 +129,7 @@ class PlainLoop:
         self.reader = job.dataset.open()
 
     def step(self, step: int) -> float:
-        rows = self.reader.batch(self.job.sample_numbers(step, replica=0), seed=self.job.config.seed)
+        rows = self.reader.batch(self.job.batch_numbers(step), seed=self.job.config.seed)
         loss = self.model(**model_inputs(rows, device=torch.device("cpu"))).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -129,7 +155,7 @@ def one_device(size: Size, folder: Path) -> OneDevice:
     losses: dict[str, list[float]] = {"ours": [], "plain": []}
     times: dict[str, list[float]] = {"ours": [], "plain": []}
     turns: dict[str, Callable[[int], float]] = {
-        "ours": lambda step: trainer.step(step, wants_stop=False)[0].loss,
+        "ours": lambda _: next_step(trainer),
         "plain": plain.step,
     }
     for number in range(size.rounds + 1):
@@ -191,17 +217,17 @@ def two_devices_rank(world: World, size: Size, single: Job, pair: Job) -> TwoDev
     """Devices 0 and 1 are the pair, device 2 is the one process; they work in turn and wait for one another."""
     is_pair = world.device < 2
     scoped = world.scoped("pair", [0, 1]) if is_pair else None
-    trainer = Trainer(pair, scoped) if scoped is not None else lone_trainer(single)
+    trainer = (
+        lone_trainer(single) if scoped is None else Trainer(pair, scoped, mailbox=quorum_mailbox(pair, world.device))
+    )
+    with trainer.member.begin():
+        pass  # till then the first quorum interrupts whatever else this rank does
     times: dict[str, list[float]] = {PAIR: [], TWO_THREADS: [], ONE_THREAD: []}
     operators: dict[str, Operators] = {}
     losses: list[float] = []
-    done = 0
 
     def run(steps: int) -> None:
-        nonlocal done
-        for _ in range(steps):
-            done += 1
-            losses.append(trainer.step(done, wants_stop=False)[0].loss)
+        losses.extend(next_step(trainer) for _ in range(steps))
 
     for number in range(size.rounds + 1):
         for kind in times:
@@ -218,9 +244,9 @@ def two_devices_rank(world: World, size: Size, single: Job, pair: Job) -> TwoDev
     times = {kind: found[1:] for kind, found in times.items() if found}
     if scoped is None:
         return TwoDevices(times, operators, losses)
-    calls, payload = scoped.traffic.calls("tp") // done, scoped.traffic.payload_bytes("tp") // done
+    calls, payload = scoped.traffic.calls("tp") // len(losses), scoped.traffic.payload_bytes("tp") // len(losses)
     config = pair.config.train
-    hidden = torch.zeros(config.micro_batch * config.seq_len * trainer.model.config.hidden_size)
+    hidden = torch.zeros(config.micro_batch * config.seq_len * trainer.member.model.config.hidden_size)
     return TwoDevices(times, operators, losses, calls, payload, latency_s(scoped, hidden))
 
 

@@ -49,6 +49,10 @@ class PeerLost(UnevenError):
     """An operation will not be finished: a device is gone, or its job goes on with others."""
 
 
+class Left(UnevenError):
+    """A device has left its job, as it was asked to, or because the job is over."""
+
+
 class QuorumLost(UnevenError):
     """The devices that are left can't go on with their job."""
 

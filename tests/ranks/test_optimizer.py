@@ -196,7 +196,7 @@ def alone(model: nn.Module) -> tuple[ParallelPlan, World]:
 
 def whole_tiles(plan: ParallelPlan, tensors: dict[str, torch.Tensor]) -> Tiles:
     specs = {spec.name: spec for spec in plan.structure.parameters}
-    return {name: tiles_of(tensor, specs[name], specs[name].whole) for name, tensor in tensors.items()}
+    return {name: tiles_of(tensor, specs[name], ranges=specs[name].whole) for name, tensor in tensors.items()}
 
 
 def test_masters_of_bf16_weights_are_fp32() -> None:

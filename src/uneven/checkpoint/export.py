@@ -77,8 +77,8 @@ def gather_parameters(
     for spec in structure.parameters:
         local = parameters[spec.name].detach()
         whole = torch.empty(spec.shape if world.device == leader else 0, dtype=local.dtype)
-        source = {spec.name: tiles_of(local, spec, have[world.device][spec.name])}
-        target = {spec.name: tiles_of(whole, spec, spec.whole)} if world.device == leader else {}
+        source = {spec.name: tiles_of(local, spec, ranges=have[world.device][spec.name])}
+        target = {spec.name: tiles_of(whole, spec, ranges=spec.whole)} if world.device == leader else {}
         copy_common(source, target)
         if moves[spec.name]:  # on all ranks, or on none
             Exchange(moves[spec.name], source=source, target=target, group=group).run(dtype=local.dtype)

@@ -7,6 +7,7 @@ import typer
 
 from uneven.cli.goodput import goodput_app
 from uneven.cli.launch import launch_app
+from uneven.cli.membership import membership_app
 from uneven.cli.plan import plan_app
 from uneven.cli.train import train_app
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(train_app)
+app.add_typer(membership_app)
 app.add_typer(launch_app, name="launch")
 app.add_typer(plan_app, name="plan")
 app.add_typer(goodput_app)

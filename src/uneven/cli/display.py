@@ -96,7 +96,7 @@ class TrainingDisplay:
         elif isinstance(event, Check):
             self._check = event
         else:
-            self._console.print(tell_event(event), markup=False, highlight=False)
+            self._console.print(event.line, markup=False, highlight=False)
 
     def _show_step(self, record: StepRecord) -> None:
         speed = max(record.tokens, 1) / record.time_s
@@ -149,16 +149,3 @@ class TrainingDisplay:
             self._console.rule("a sample of its text", style="dim")
             self._console.print(check.text, markup=False)
             self._console.rule(style="dim")
-
-
-def tell_event(event: JobEvent) -> str:
-    """A line about what has happened to the job's devices."""
-    device = "" if event.device is None else f" device {event.device}"
-    parts = [f"{event.kind}{device}", f"step {event.step}"]
-    if event.detect_s is not None:
-        parts.append(f"noticed after {event.detect_s:.2f} s")
-    if event.recover_s is not None:
-        parts.append(f"going on after {event.recover_s:.2f} s, {event.bytes_moved or 0:,} bytes moved")
-    if event.text:
-        parts.append(event.text.splitlines()[0])
-    return ", ".join(parts)

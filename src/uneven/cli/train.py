@@ -44,6 +44,9 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's new folder; by default runs/DATE-TIME.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
+    survive: Annotated[
+        int | None, typer.Option(min=0, max=4, help="Deaths after which the job must fit into elastic.memory.")
+    ] = None,
     fault: Annotated[
         list[str] | None, typer.Option(help="What is to fail on purpose, as in kill:device=2,step=60; may be repeated.")
     ] = None,
@@ -65,6 +68,7 @@ def train(
         "model": model,
         "device": device,
         "log.profile": profile or None,
+        "elastic.survive": survive,
         "elastic.faults": fault,
     }
     settings = load_config(config, settings=set_ or (), flags=flags)

@@ -14,7 +14,7 @@ from uneven.comm.pulse import Pulse
 from uneven.comm.traffic import Operation, Traffic
 from uneven.errors import PeerLost
 
-SLICE = timedelta(milliseconds=50)
+SLICE_S = 0.05
 """How long a rank waits for an operation before it looks whether it has been interrupted."""
 
 
@@ -142,7 +142,7 @@ class Group:
             return
         while True:
             try:
-                work.wait(SLICE)
+                work.wait(timedelta(seconds=SLICE_S))
             except RuntimeError:  # of an operation that failed, or merely takes longer
                 if work.is_completed():
                     self._conclude(work)

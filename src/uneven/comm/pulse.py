@@ -13,6 +13,8 @@ from typing import final
 class Pulse:
     """`num_beats` grows whenever the main thread has got on; `waiting` names the purpose of the group it waits for.
 
+    With `is_busy` it does something long that is no step, and may not get on for a while.
+
     `on_wait` is called with True where the main thread begins to wait for others, and with False after; `on_reach`
     where it comes to a named point of a step.
     """
@@ -20,6 +22,7 @@ class Pulse:
     def __init__(self) -> None:
         self.num_beats = 0
         self.waiting = ""
+        self.is_busy = False
         self.on_wait: Callable[[bool], None] | None = None
         self.on_reach: Callable[[str], None] | None = None
         self._interrupted = threading.Event()
@@ -39,6 +42,16 @@ class Pulse:
     def beat(self) -> None:
         """The main thread has got on."""
         self.num_beats += 1
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Around what may take the main thread long by itself."""
+        before, self.is_busy = self.is_busy, True
+        try:
+            yield
+        finally:
+            self.is_busy = before
+            self.beat()
 
     def reach(self, point: str) -> None:
         """The main thread is at a named point, where a test may want to stop it."""

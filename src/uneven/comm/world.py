@@ -15,7 +15,7 @@ from typing import Literal, final
 import torch
 import torch.distributed as dist
 
-from uneven.comm.group import SLICE, Abandoned, Group
+from uneven.comm.group import SLICE_S, Abandoned, Group
 from uneven.comm.pulse import Pulse
 from uneven.comm.traffic import Traffic
 from uneven.errors import LayoutError, PeerLost
@@ -171,7 +171,7 @@ class World:
         with self.pulse.wait(purpose):
             thread.start()
             while thread.is_alive():
-                thread.join(SLICE.total_seconds())
+                thread.join(SLICE_S)
                 if thread.is_alive() and self.pulse.is_interrupted:
                     raise PeerLost(f"interrupted while {list(members)} connected for {purpose}")
         if isinstance(found[0], RuntimeError):

@@ -1,5 +1,6 @@
 """Every setting of a training job, with its default and its limits. The field names are the keys of the TOML file."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,20 @@ def _check_copies(value: Any) -> Any:
     if value != "all" and (type(value) is not int or value < 1):
         raise ValueError("input should be a whole number of at least 1, or 'all'")
     return value
+
+
+def _parse_bytes(value: Any) -> Any:
+    """Bytes of "24GB", "1.5 GiB" or "800MB"."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kMGT]?)(i?)B", value.strip())
+    if found is None:
+        raise ValueError("input should be a number of bytes, or as in '24GB' or '1.5GiB'")
+    number, prefix, is_binary = found.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** " kMGT".index(prefix or " "))
+
+
+ByteCount = Annotated[PositiveInt, BeforeValidator(_parse_bytes)]
 
 
 class Section(BaseModel):
@@ -122,21 +137,33 @@ class LogSection(Section):
     """`samples` adds the ids of the samples used to each line of the metrics.
 
     `tensorboard` writes what the metrics say as TensorBoard's event files too. `profile` traces a few steps.
+    `metrics_port` serves goodput to Prometheus, on this host; 0 is a port that the system chooses.
     """
 
     samples: bool = False
     tensorboard: bool = False
     profile: bool = False
+    metrics_port: int | None = Field(default=None, ge=0, le=65535, strict=True)
 
 
 class ElasticSection(Section):
     """How a job goes on when devices fail. A rank that does not get on for `hang_s` seconds is ended, and counts as
     dead; by default 20 times the time of a step, at least 5 s. `faults` happen on purpose, as in
     "kill:device=1,step=60".
+
+    `memory` is what each device has for weights, gradients and optimizer state, in bytes or as in "24GB": one number
+    for all or one for each; plans that need more are refused. With `survive` it is to be enough after so many deaths.
+
+    Every `compare_every` steps (0: never) devices that hold the same parameters compare checksums of them, and all the
+    gradient norm; with `expel` one that differs from the majority counts as dead.
     """
 
     hang_s: float | None = Field(default=None, ge=0.5, le=604800)
     faults: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+    memory: Annotated[tuple[ByteCount, ...], BeforeValidator(_as_list)] | None = Field(default=None, min_length=1)
+    survive: int = Field(default=0, ge=0, le=4, strict=True)
+    compare_every: int = Field(default=100, ge=0, strict=True)
+    expel: bool = True
 
 
 class LaunchSection(Section):

@@ -70,10 +70,12 @@ class Coordinator:
         if device not in self._present:
             self._waiting.add(device)
 
-    def drain(self, device: int) -> None:
-        """This device is to leave; `change` lets it."""
-        if device in self._present:
-            self._leaving.add(device)
+    def drain(self, device: int) -> bool:
+        """This device is to leave; `change` lets it. False if no other would be left."""
+        if not self._present - self._leaving - {device}:
+            return False
+        self._leaving |= self._present & {device}
+        return True
 
     def leave(self, device: int) -> Quorum | None:
         """The process of a device that was to leave has left. A quorum if the newest may count on it in vain."""

@@ -7,29 +7,26 @@ what is needed to where the new plan wants it, and go on.
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from transformers import PreTrainedModel
 
 from uneven.comm import Group, World
+from uneven.elastic.compare import compare
 from uneven.elastic.division import PURPOSE, Division, Inventory, Recipe, move, share_buffers
-from uneven.elastic.faults import Point, Reached, Stops
-from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Trouble
+from uneven.elastic.line import Line
+from uneven.elastic.quorum import Differs, Quorum, Settled, Spent, Trouble
 from uneven.elastic.status import NEVER, NUM_VALUES, Status, Verdict, exchange
-from uneven.errors import PeerLost, UnevenError
+from uneven.errors import Left, PeerLost
+from uneven.goodput import DeviceClock
 from uneven.launch.rank import Mailbox
 from uneven.layout import ModelLayout, ParallelPlan
 from uneven.sync import Gradients, GradReducer
-
-
-class Left(UnevenError):
-    """This device has left its job, as it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +52,17 @@ class _Offer:
     clip: float
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """After how many steps devices compare what they have alike, and whether one that differs has to go."""
+
+    every: int
+    is_expelling: bool = True
+
+
 @final
 class Member:
-    """A rank of an elastic job. `start` fills a divided model with the weights that the job begins with.
+    """A rank of an elastic job. `start` fills a divided model with the weights that the job begins with, if it has not.
 
     A loop is `while member.step < n: with member.begin() as step: ...; member.commit(...)`. A block that a lost device
     has interrupted is left, and the next `begin` gives the same step again, under a new plan.
@@ -69,27 +74,28 @@ class Member:
         *,
         world: World,
         mailbox: Mailbox,
-        start: Callable[[PreTrainedModel, ModelLayout], None],
+        start: Callable[[PreTrainedModel, ModelLayout], None] = lambda *_: None,
         is_elastic: bool = True,
+        comparison: Comparison | None = None,
     ) -> None:
         self.world = world
         self.mailbox = mailbox
         self._recipe = recipe
         self._start = start
         self._is_elastic = is_elastic
+        self._comparison = comparison
         self._status = Status()
         self._division: Division | None = None
         self._prepared: Division | None = None
         self._offer: _Offer | None = None
-        self._entered = NEVER
         self._must_settle = True
-        self._is_over = False
-        self._announced: Quorum | None = None
-        self._news = threading.Condition()
-        self._stops: tuple[Point, ...] = ()
-        world.pulse.on_reach = self._reach
-        mailbox.listen(self._hear, pulse=world.pulse)
-        mailbox.post(Ready())
+        self._is_trying, self._attempted = False, 1
+        world.pulse.is_busy = True  # until the first quorum is entered
+        self._replayed_to = 0
+        self._waiting_since = time.monotonic()
+        self.clock = DeviceClock(time.monotonic())
+        world.pulse.on_wait = self._on_wait
+        self._line = Line(world, mailbox, attempt=lambda: self._attempted)
 
     # What a loop sees
 
@@ -139,6 +145,21 @@ class Member:
         assert reducer is not None, "only within begin()"
         return reducer
 
+    def account(self) -> None:
+        """Tell the launcher how this rank has spent its time so far."""
+        now = time.monotonic()
+        self.mailbox.post(Spent(self.step, now, self.clock.totals(now)))
+
+    @property
+    def replica(self) -> int:
+        """The index of this rank's replica in the plan."""
+        return self.division.replica
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the device of its replica that counts what all of them have alike."""
+        return self.world.device == self.division.layout.devices[0]
+
     @contextmanager
     def begin(self) -> Iterator[int]:
         """Enter the newest quorum if need be; the block is one attempt at the step whose number this gives.
@@ -148,7 +169,13 @@ class Member:
         try:
             if self._must_settle or self.world.pulse.is_interrupted:
                 self._settle()
+            self._line.pass_notice_on()
+            self.clock.switch("useful", time.monotonic())
+            self._is_trying, self._attempted = True, self.step + 1
+            self.world.pulse.is_busy = False
+            self.world.pulse.reach("forward")
             yield self.step + 1
+            self._is_trying = False
         except PeerLost as error:
             if not self._is_elastic:
                 raise
@@ -162,20 +189,40 @@ class Member:
         Steps whose gradient norm is not finite are committed, and change nothing.
         """
         self.world.pulse.reach("commit")
-        wants_change = torch.tensor(float(self._is_change_announced))
-        rest = NUM_VALUES - 2 - len(values)
-        mine = torch.stack([gradients.squared_norm(), *(each.double() for each in (wants_change, *values))])
-        mine = torch.nn.functional.pad(mine, (0, rest))
+        group = self.world.group(self.plan.devices, purpose="commit")
+        mine = torch.zeros(NUM_VALUES + group.size, dtype=torch.float64, device=self.world.torch_device)
+        mine[0] = gradients.squared_norm()
+        mine[1] = float(self._line.is_change_announced)
+        for index, value in enumerate(values, start=2):
+            mine[index] = value
+        mine[NUM_VALUES + group.rank] = self.clock.busy_s(time.monotonic())
         self._offer = _Offer(gradients, lr, clip)
-        sums = self.world.group(self.plan.devices, purpose="commit").all_reduce(mine).tolist()
+        *sums, slowest_busy_s = _sums(group.all_reduce(mine))
         self.world.pulse.reach("apply")
         self._apply(sums)
+        if self.step > self._replayed_to:
+            self.clock.commit(time.monotonic(), slowest_busy_s=slowest_busy_s)
+        else:
+            self.clock.abandon(time.monotonic())
         if not self._status.is_gathered:
             self.world.pulse.reach("gather")
             self.division.optimizer.gather()
             self._status = replace(self._status, is_gathered=True)
         self._must_settle = sums[1] > 0
+        self._compare(group)
+        self.account()
         return self.last
+
+    def _compare(self, group: Group) -> None:
+        """Every so many steps, see whether all have the same bits; who has not may be expelled before the next step."""
+        comparison = self._comparison
+        if comparison is None or self.step % comparison.every:
+            return
+        differences = compare(self.division.optimizer.parameters, self.plan, norm=self.last.norm, group=group)
+        if differences:
+            is_expelling = comparison.is_expelling and any(each.is_certain for each in differences)
+            self._must_settle = self._must_settle or is_expelling
+            self.mailbox.post(Differs(self.generation, differences, is_expelling))
 
     def _apply(self, sums: Sequence[float]) -> None:
         """Everything of a committed step that takes no communication, so that nothing interrupts it."""
@@ -196,58 +243,25 @@ class Member:
             values=tuple(sums),
         )
 
-    def _reach(self, phase: str) -> None:
-        """Stop at a point where a fault is to happen."""
-        step = self._status.step + 1
-        for point in self._stops:
-            if point.phase == phase and point.step in (None, step):
-                self._stops = tuple(other for other in self._stops if other is not point)
-                self.mailbox.post(Reached(point, step))
-                with self.world.pulse.wait("fault"):
-                    threading.Event().wait()  # for what is to happen from outside
+    def _on_wait(self, begins: bool) -> None:
+        """Waiting inside of a step is no work; elsewhere it is a part of what is waited for."""
+        now = time.monotonic()
+        if begins:
+            self._waiting_since = now
+            if self.clock.kind == "useful":
+                self.clock.switch("communication", now)
+        elif self.clock.kind == "communication":
+            self.clock.switch("useful", now)
 
     # Quorums
-
-    def _hear(self, command: Any) -> bool:
-        if isinstance(command, Stops):
-            self._stops = command.points
-            return True
-        if isinstance(command, Over):
-            with self._news:
-                self._is_over = True
-                self._news.notify()
-            return True
-        if not isinstance(command, Quorum):
-            return False
-        with self._news:
-            self._announced = command
-            if not command.is_planned:
-                self.world.interrupt()
-            self._news.notify()
-        return True
-
-    @property
-    def _is_change_announced(self) -> bool:
-        return self._announced is not None and self._announced.generation > self._entered
-
-    def _await_quorum(self) -> Quorum:
-        """The newest quorum, once there is one that this rank has not tried to enter."""
-        with self.world.pulse.wait("quorum"), self._news:
-            self._news.wait_for(lambda: self._is_change_announced or self._is_over)
-            if self._is_over:
-                raise Left(f"the job of device {self.world.device} is over")
-            quorum = self._announced
-            assert quorum is not None
-            self._entered = quorum.generation
-            self.world.pulse.resume()
-            return quorum
 
     def _settle(self) -> None:
         """Enter the newest quorum, and the next if that one loses a member meanwhile."""
         while True:
-            quorum = self._await_quorum()
+            quorum = self._line.await_quorum()
             try:
-                self._enter(quorum)
+                with self.world.pulse.busy():
+                    self._enter(quorum)
             except PeerLost as error:
                 if not self._is_elastic:
                     raise
@@ -258,11 +272,18 @@ class Member:
 
     def _complain(self, error: PeerLost) -> None:
         self._must_settle = True
+        now = time.monotonic()
+        # It waited for who is lost: the wait that was given up was a part of noticing.
+        self.clock.abandon(now, since_failure_s=now - self._waiting_since)
         if not self.world.pulse.is_interrupted:
-            self.mailbox.post(Trouble(self._entered, str(error)))
+            self.mailbox.post(Trouble(self._line.entered, str(error)))
 
     def _enter(self, quorum: Quorum) -> None:
         began = time.perf_counter()
+        is_redone, attempted = self._is_trying, self.step
+        self._is_trying = False
+        if self.generation != NEVER:
+            self.clock.switch("reshard" if quorum.is_planned else "recovery", time.monotonic())
         self.world.enter(quorum.generation, quorum.members)
         group = self.world.group(quorum.members, purpose=PURPOSE)
         self.world.pulse.reach("recovery" if quorum.generation else "start-up")
@@ -277,7 +298,10 @@ class Member:
             raise Left(f"device {self.world.device} has left the job after step {self.step}")
         self.world.narrow(quorum.plan.devices)
         self._division.connect(self.world)
-        self.mailbox.post(Settled(quorum.generation, self.step, moved, time.perf_counter() - began, reason))
+        is_redone = is_redone and self.step == attempted
+        seconds = time.perf_counter() - began
+        self.mailbox.post(Settled(quorum.generation, self.step, moved, seconds, is_redone, reason))
+        self.account()
 
     def _catch_up(self, verdict: Verdict) -> None:
         """Adopt the plan that others have adopted, and apply the step that others have committed."""
@@ -302,6 +326,7 @@ class Member:
             reason = f"{missing[0][0].name}, elements {missing[0][1][0]}, is lost" if missing else ""
         is_fresh = bool(reason) or not verdict.holders
         if is_fresh:
+            self._replayed_to = max(self._replayed_to, verdict.latest.step)
             # Everyone starts again: what is left of the state is of no use, and its memory is.
             self._division, self._status = None, Status()
         old = self._division
@@ -314,6 +339,8 @@ class Member:
             self._begin_anew(new, quorum)
         else:
             self.world.pulse.reach("reshard")
+            if self.generation != NEVER:
+                self.clock.switch("reshard", time.monotonic())
             moved = move(old, new, have=have, want=want, group=group)
             share_buffers(old, new, holders=verdict.holders, want=want, group=group)
             # Of the old part, which is still the one that counts, parameters may be missing.
@@ -335,3 +362,9 @@ class Member:
     def _adopt(self, generation: int) -> None:
         self._division, self._prepared = self._prepared, None
         self._status = replace(self._status, adopted=generation, prepared=NEVER, is_gathered=True)
+
+
+def _sums(reduced: torch.Tensor) -> list[float]:
+    """What a commit has summed, and the largest of what each rank has put in a place of its own."""
+    numbers = reduced.tolist()
+    return [*numbers[:NUM_VALUES], max(numbers[NUM_VALUES:])]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from uneven.elastic.difference import Difference
 from uneven.layout import ParallelPlan
 
 
@@ -28,14 +29,28 @@ class Quorum:
 class Settled:
     """A member's word that it has entered a generation, after `step` committed steps; by all members, in any order.
 
-    `moved_bytes` is what it received. `reason` says why the state is not that of the members before, "" if it is.
+    `moved_bytes` is what it received. `is_redone` says that an attempt at the next step was lost. `reason` says why the
+    state is not that of the members before, "" if it is.
     """
 
     generation: int
     step: int
     moved_bytes: int
     seconds: float
+    is_redone: bool = False
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """After `step` committed steps, how a member has spent its time since its process began (`DeviceClock.totals`).
+
+    `at_s` is when it says so, by the monotonic clock of its host.
+    """
+
+    step: int
+    at_s: float
+    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,15 @@ class Trouble:
 
     generation: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """A member's word that devices have other bits than they should. While they are expelled, members wait for it."""
+
+    generation: int
+    differences: tuple[Difference, ...]
+    is_expelling: bool
 
 
 @dataclass(frozen=True, slots=True)

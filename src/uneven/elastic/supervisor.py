@@ -3,19 +3,22 @@
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from uneven.comm import World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import Fault, Reached, Stops
-from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Trouble, Wish
+from uneven.elastic.inbox import Request, take
+from uneven.elastic.quorum import Differs, Over, Quorum, Ready, Settled, Spent, Trouble, Wish
 from uneven.elastic.watch import Watch
-from uneven.errors import RankFailed
+from uneven.errors import Left, RankFailed
 from uneven.goodput import Event
 from uneven.launch.launcher import Launcher, LaunchSettings
-from uneven.launch.rank import Beat, Message, Program
+from uneven.launch.rank import Beat, Mailbox, Message, Program
 
 TICK_S = 0.1
 """How often to look at the clock while nothing is heard."""
@@ -23,6 +26,18 @@ GRACE_S = 2.0
 """After a rank could not finish an operation, how long to wait for the death that explains it."""
 RETRIES = 3
 """How often in a row a generation may fail without a death or a step in between."""
+
+
+LEFT = "left"
+"""The result of a device that has left before the end."""
+
+
+def _until_left(world: World, mailbox: Mailbox, *args: Any) -> Any:
+    program, *arguments = args
+    try:
+        return program(world, mailbox, *arguments)
+    except Left:
+        return LEFT
 
 
 @dataclass(slots=True)
@@ -34,7 +49,18 @@ class _Recovery:
     since_s: float
     detect_s: float | None = None
     bytes_moved: int = 0
+    is_redone: bool = False
     reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How a job is looked after: after how many seconds a rank hangs (None: by the time of steps), what is to fail on
+    purpose, and the run's folder from which requests are taken, if any."""
+
+    hang_s: float | None = None
+    faults: tuple[Fault, ...] = ()
+    folder: Path | None = None
 
 
 @final
@@ -51,13 +77,14 @@ class Supervisor:
         *,
         coordinator: Coordinator,
         settings: LaunchSettings,
-        faults: Sequence[Fault] = (),
-        hang_s: float | None = None,
+        supervision: Supervision | None = None,
     ) -> None:
         self.coordinator = coordinator
-        self.launcher = Launcher(program, args, devices=coordinator.home.devices, settings=settings)
-        self.watch = Watch(hang_s)
-        self._faults = list(faults)
+        self.launcher = Launcher(_until_left, (program, *args), devices=coordinator.home.devices, settings=settings)
+        supervision = supervision or Supervision()
+        self.watch = Watch(supervision.hang_s)
+        self._faults = list(supervision.faults)
+        self._folder = supervision.folder
         self._began_s = time.monotonic()
         self._ended_s: dict[int, float] = {}
         self._trouble: tuple[float, Trouble] | None = None
@@ -66,7 +93,10 @@ class Supervisor:
         self._lost: set[int] = set()
         self._recovery: _Recovery | None = None
         self._step = 0
-        self._is_ending = False
+        self._stepped_s = 0.0
+        self._compared: int | None = None
+        self._is_stopping = False
+        self.num_lost_attempts = 0
 
     def __enter__(self) -> Self:
         self.launcher.__enter__()
@@ -82,32 +112,15 @@ class Supervisor:
     @property
     def now_s(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._began_s
+        return self.since_start(time.monotonic())
 
-    @property
-    def pending_faults(self) -> tuple[Fault, ...]:
-        """Those that have not happened."""
-        return tuple(self._faults)
-
-    def ending(self) -> None:
-        """The last step is done: ranks evaluate and save, which may take them long."""
-        self._is_ending = True
-
-    def committed(self, step: int, *, seconds: float) -> Iterator[Event]:
-        """A step is done, as whoever reads the messages has found; faults that come between steps happen now."""
-        self._step = step
-        self._num_retries = 0
-        self.watch.step(seconds)
-        for fault in [f for f in self._faults if f.action in ("drain", "return") and (f.point.step or 0) <= step + 1]:
-            self._faults.remove(fault)
-            yield self._event("fault", fault.device, text=str(fault))
-            if fault.action == "drain":
-                self.drain(fault.device)
-            else:
-                yield from self.restart(fault.device)
+    def since_start(self, monotonic_s: float) -> float:
+        """The same for another moment of this host's monotonic clock."""
+        return monotonic_s - self._began_s
 
     def tell(self, command: Any) -> None:
-        """Send a command to all ranks."""
+        """Send a command to all ranks. After it nobody leaves on notice any more: all are about to end."""
+        self._is_stopping = True
         self.launcher.tell(command)
 
     def devices(self) -> list[dict[str, Any]]:
@@ -132,36 +145,28 @@ class Supervisor:
             )
         return found
 
-    def drain(self, device: int) -> None:
-        """Let a device leave at the next step boundary."""
-        self.coordinator.drain(device)
-
-    def restart(self, device: int) -> Iterator[Event]:
-        """Start the process of a device again, if it has none; it joins at a step boundary once it is ready."""
-        if device in self.launcher.running:
-            return
-        self._done.discard(device)
-        self._lost.discard(device)
-        self.launcher.start(device)
-        self._greet(device)
-        yield self._event("start", device)
-
     def events(self) -> Iterator[Message | Event]:
         """What ranks post and return, and what happens to them, until all have ended.
 
         Raises what a rank raised, and QuorumLost if no device is left.
         """
         while self.launcher.running:
-            for message in self.launcher.poll(TICK_S):
+            messages = self.launcher.poll(TICK_S)
+            heard_s = self.now_s
+            for message in messages:
                 yield from self._take(message)
             yield from self._look()
+            # Whoever takes the events may be slow, and signs of life lie unread meanwhile.
+            self.watch.forgive(self.now_s - heard_s)
+        for fault in self._faults:
+            yield self._event("missed", fault.device, text=f"{fault}: did not happen")
 
     # What ranks say
 
     def _take(self, message: Message) -> Iterator[Message | Event]:
         device, payload = message.device, message.payload
         if isinstance(payload, Beat):
-            self.watch.hear(device, self.now_s, num_beats=payload.num_beats, waiting=payload.waiting)
+            self.watch.hear(device, self.now_s, beat=payload)
             return
         self.watch.hear(device, self.now_s)
         if message.kind == "error":
@@ -170,7 +175,7 @@ class Supervisor:
             yield from self._bury(device, payload.text)
         elif message.kind == "result":
             self.watch.end(device)
-            if device in self.coordinator.quorum.plan.devices:
+            if payload != LEFT:
                 # Those who still wait for a quorum wait in vain.
                 self._done.add(device)
                 self.launcher.tell(Over())
@@ -185,10 +190,52 @@ class Supervisor:
             self.coordinator.admit(device)
         elif isinstance(payload, Trouble):
             self._trouble = self._trouble or (self.now_s, payload)
+        elif isinstance(payload, Differs):
+            yield from self._expel(payload)
         elif isinstance(payload, Wish):
-            self.coordinator.drain(device)
+            if not self._is_stopping:
+                yield from self._grant(Request("drain", device))
         else:
             yield message
+            if isinstance(payload, Spent):
+                self.watch.work(device)
+                yield from self._commit(payload.step, payload.at_s)
+
+    def _commit(self, step: int, at_s: float) -> Iterator[Event]:
+        """A step is done; faults that come between steps happen now."""
+        if step <= self._step:
+            return
+        self._step, self._num_retries = step, 0
+        if self._stepped_s:
+            self.watch.step(at_s - self._stepped_s)
+        self._stepped_s = at_s
+        for fault in [f for f in self._faults if f.action in ("drain", "return") and (f.point.step or 0) <= step + 1]:
+            self._faults.remove(fault)
+            yield self._event("fault", fault.device, text=str(fault))
+            yield from self._grant(Request("drain" if fault.action == "drain" else "join", fault.device))
+
+    def _grant(self, request: Request) -> Iterator[Event]:
+        """Do what is asked for, or say why not."""
+        device, is_running = request.device, request.device in self.launcher.running
+        if device not in self.coordinator.home.devices:
+            yield self._event("refused", device, text=f"{request.action}: the job has no such device")
+        elif request.action == "join":
+            if is_running:
+                yield self._event("refused", device, text="join: it is there")
+            else:
+                yield from self._restart(device)
+        elif not is_running:
+            yield self._event("refused", device, text="drain: it is not there")
+        elif not self.coordinator.drain(device):
+            yield self._event("refused", device, text="drain: no device would be left")
+
+    def _restart(self, device: int) -> Iterator[Event]:
+        """Start the process of a device; it joins at a step boundary once it is ready."""
+        self._done.discard(device)
+        self._lost.discard(device)
+        self.launcher.start(device)
+        self._greet(device)
+        yield self._event("start", device)
 
     def _bury(self, device: int, text: str) -> Iterator[Event]:
         now = self.now_s
@@ -211,9 +258,11 @@ class Supervisor:
         if recovery is not None and settled.generation == self.coordinator.quorum.generation:
             recovery.bytes_moved += settled.moved_bytes
             recovery.reasons += [settled.reason] if settled.reason else []
+            recovery.is_redone |= settled.is_redone
         self._trouble = None
         if self.coordinator.settle(device, generation=settled.generation) and recovery is not None:
             self._recovery = None
+            self.num_lost_attempts += recovery.is_redone
             for each in recovery.devices:
                 yield Event(
                     time_s=self.now_s,
@@ -236,16 +285,28 @@ class Supervisor:
                 yield self._event("fault", device, text=str(fault))
                 return
 
-    # What the clock says
+    def _expel(self, differs: Differs) -> Iterator[Event]:
+        """All members say the same; the first one is heard."""
+        if differs.generation != self.coordinator.quorum.generation or differs.generation == self._compared:
+            return
+        self._compared = differs.generation if differs.is_expelling else None
+        devices = {device for each in differs.differences if each.is_certain for device in each.devices}
+        for each in differs.differences:
+            others = f"those of {list(each.members)} are not alike, and no majority says whose are right"
+            text = "not the bits of the others" if each.is_certain else others
+            for device in each.devices if each.is_certain else ():
+                yield self._event("corruption", device, text=text)
+            if not each.is_certain:
+                yield self._event("corruption", None, text=text)
+        for device in sorted(devices) if differs.is_expelling else ():
+            self._ended_s[device] = self.now_s
+            self.launcher.kill(device)
 
-    @property
-    def _is_stepping(self) -> bool:
-        """Whether all ranks are in the middle of steps."""
-        return self._step > 0 and self.coordinator.is_settled and not self._is_ending
+    # What the clock says
 
     def _look(self) -> Iterator[Event]:
         now = self.now_s
-        for device in self.watch.hung(now, is_stepping=self._is_stepping):
+        for device in self.watch.hung(now):
             self._ended_s.setdefault(device, self.watch.last_alive_s(device))
             self.watch.end(device)
             self.launcher.kill(device)
@@ -258,6 +319,8 @@ class Supervisor:
                 yield from self._retry(trouble.text)
             self._trouble = None
         if not self._done:
+            for request in () if self._folder is None else take(self._folder):
+                yield from self._grant(request)
             change = self.coordinator.change()
             if change is not None:
                 self._announce_change(change)

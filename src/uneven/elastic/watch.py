@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import final
 
+from uneven.launch.rank import Beat
+
 LEAST_S = 5.0
 """Of the limit that is taken from the time of steps: scheduling of a busy machine delays signs of life too."""
 STEPS_PER_LIMIT = 20
@@ -23,7 +25,9 @@ class _Rank:
     moved_s: float
     num_beats: int = -1
     is_waiting: bool = False
+    is_busy: bool = True
     has_spoken: bool = False
+    has_worked: bool = False
 
 
 @final
@@ -49,17 +53,27 @@ class Watch:
         """It has ended."""
         self._ranks.pop(device, None)
 
-    def hear(self, device: int, now: float, *, num_beats: int | None = None, waiting: str = "") -> None:
-        """A sign of life; `num_beats` and `waiting` of a Beat, no number with what else a rank says: it has got on."""
+    def hear(self, device: int, now: float, *, beat: Beat | None = None) -> None:
+        """A sign of life: a beat, or with whatever else a rank says it has got on."""
         rank = self._ranks.get(device)
         if rank is None:
             return
         rank.heard_s, rank.has_spoken = now, True
-        if num_beats is None or num_beats != rank.num_beats:
+        if beat is None or beat.num_beats != rank.num_beats:
             rank.moved_s = now
-        if num_beats is not None:
-            rank.num_beats = num_beats
-            rank.is_waiting = bool(waiting)
+        if beat is not None:
+            rank.num_beats, rank.is_waiting, rank.is_busy = beat.num_beats, bool(beat.waiting), beat.is_busy
+
+    def work(self, device: int) -> None:
+        """A device has done a step, or settled: from now on it is expected to be as fast as others."""
+        if device in self._ranks:
+            self._ranks[device].has_worked = True
+
+    def forgive(self, seconds: float) -> None:
+        """For so long nobody was listening: what was not heard counts for nobody."""
+        for rank in self._ranks.values():
+            rank.heard_s += seconds
+            rank.moved_s += seconds
 
     def step(self, seconds: float) -> None:
         """A step took so long."""
@@ -69,16 +83,20 @@ class Watch:
         """When a device last got on."""
         return self._ranks[device].moved_s
 
-    def hung(self, now: float, *, is_stepping: bool) -> list[int]:
-        """Devices that hang; `is_stepping` says whether ranks do nothing but steps."""
-        patience = max(BUSY_S, self.limit_s)
-        silence, standstill = self.limit_s, self.limit_s if is_stepping else patience
+    def hung(self, now: float) -> list[int]:
+        """Devices that hang."""
+        limit, patience = self.limit_s, max(BUSY_S, self.limit_s)
         return [
             device
             for device, rank in self._ranks.items()
-            if now - rank.heard_s > (silence if rank.has_spoken else patience)
-            or (not rank.is_waiting and now - rank.moved_s > standstill)
+            if now - rank.heard_s > (limit if rank.has_spoken else patience)
+            or (not rank.is_waiting and now - rank.moved_s > self._patience(rank))
         ]
+
+    def _patience(self, rank: _Rank) -> float:
+        if rank.is_busy:
+            return max(BUSY_S, self.limit_s)
+        return self.limit_s if rank.has_worked else max(LEAST_S, self.limit_s)
 
     def is_stalled(self, now: float) -> bool:
         """Whether all wait for each other, and have for too long."""

@@ -35,6 +35,18 @@ class Event:
         found = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in found.items() if value not in (None, "")}
 
+    @property
+    def line(self) -> str:
+        """For a terminal."""
+        parts = [self.kind if self.device is None else f"{self.kind} of device {self.device}"]
+        if self.step is not None:
+            parts[0] += f" after step {self.step}"
+        if self.detect_s is not None:
+            parts.append(f"noticed after {self.detect_s:.2f} s")
+        if self.recover_s is not None:
+            parts.append(f"settled after {self.recover_s:.2f} s, {(self.bytes_moved or 0) / 1e6:.1f} MB moved")
+        return ", ".join([*parts, *([self.text.splitlines()[0]] if self.text else [])])
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Fields of other versions are left out. Raises GoodputError for one that is no number where it has to be."""

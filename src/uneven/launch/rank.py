@@ -56,10 +56,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life: how often the main thread has got on, and what it waits for, "" if for nobody."""
+    """A sign of life: what the rank's `Pulse` says."""
 
     num_beats: int
     waiting: str
+    is_busy: bool
 
 
 @final
@@ -94,7 +95,7 @@ class Mailbox:
                     if not hear(command):
                         self._commands.put(command)
                 else:
-                    self.post(Beat(pulse.num_beats, pulse.waiting), kind="beat")
+                    self.post(Beat(pulse.num_beats, pulse.waiting, pulse.is_busy), kind="beat")
 
     def poll(self) -> Any | None:
         """The next command of the launcher, None if there is none yet."""

@@ -5,6 +5,7 @@ May import nothing but `errors`.
 
 from uneven.layout.axis import LogicalAxis
 from uneven.layout.grouping import MAX_GROUPS_PER_DEVICE, groups_of
+from uneven.layout.memory import ElementBytes, Need, needs, shortfall
 from uneven.layout.model import ModelLayout, ModelStructure, ParameterSpec
 from uneven.layout.partition import Interval, Partition, apportion
 from uneven.layout.placement import Band, Placement, Replicate, Shard
@@ -19,6 +20,7 @@ __all__ = [
     "MAX_GROUPS_PER_DEVICE",
     "Band",
     "Copies",
+    "ElementBytes",
     "Holding",
     "Holdings",
     "Interval",
@@ -26,6 +28,7 @@ __all__ = [
     "Members",
     "ModelLayout",
     "ModelStructure",
+    "Need",
     "ParallelPlan",
     "ParameterSpec",
     "Partition",
@@ -45,10 +48,13 @@ __all__ = [
     "groups_of",
     "length",
     "lost",
+    "needs",
+    "nothing but `errors`.",
     "parameters_held",
     "read_plan",
     "segments_of",
     "shards_of",
+    "shortfall",
     "slabs_of",
     "states_held",
     "transfers",

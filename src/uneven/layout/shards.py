@@ -68,10 +68,10 @@ def _divide(ranges: Ranges, num_parts: int, *, turn: int) -> Iterator[Ranges]:
     """Ranges in consecutive parts that differ by one slice at most; which ones are larger changes with `turn`."""
     total = length(ranges)
     cuts = [(total * i + turn % num_parts) // num_parts for i in range(num_parts + 1)]
-    return (_span(ranges, first, last) for first, last in pairwise(cuts))
+    return (_span(ranges, first=first, last=last) for first, last in pairwise(cuts))
 
 
-def _span(ranges: Sequence[tuple[int, int]], first: int, last: int) -> Ranges:
+def _span(ranges: Sequence[tuple[int, int]], *, first: int, last: int) -> Ranges:
     """The slices from number `first` to `last` of some ranges."""
     found = []
     for start, stop in ranges:

@@ -74,7 +74,7 @@ class ShardedOptimizer:
         layout = plan.layout_of(world.device)
         self.dtype = _common_dtype(parameters)
         self.parameters: Tiles = {
-            spec.name: tiles_of(parameters[spec.name], spec, layout.held(spec, world.device))
+            spec.name: tiles_of(parameters[spec.name], spec, ranges=layout.held(spec, world.device))
             for spec in plan.structure.parameters
         }
         self._rule = rule or AdamW()

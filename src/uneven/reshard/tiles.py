@@ -31,7 +31,7 @@ Tiles = Mapping[str, Sequence[Tile]]
 """By parameter."""
 
 
-def tiles_of(local: torch.Tensor, spec: ParameterSpec, ranges: Ranges) -> tuple[Tile, ...]:
+def tiles_of(local: torch.Tensor, spec: ParameterSpec, *, ranges: Ranges) -> tuple[Tile, ...]:
     """The tiles of a tensor that has `ranges` of a parameter end to end along its `dim`."""
     tiles, offset = [], 0
     for start, stop in ranges:

@@ -112,6 +112,7 @@ class GradReducer:
         self._missing: list[int] = []
         self._pending: list[Pending] = []
         self._next = 0
+        self._has_gradients = False
         self._hooks = [
             parameters[name].register_post_accumulate_grad_hook(self._collector(index, pieces))
             for index, bucket in enumerate(self._buckets)
@@ -130,9 +131,11 @@ class GradReducer:
         ]
         self._pending = []
         self._next = 0
+        self._has_gradients = False
 
     def finish(self) -> Gradients:
         """Reduce what backward has not, wait for everything, and return the sums over all replicas."""
+        self._world.pulse.reach("sync")
         while self._next < len(self._buckets):
             self._launch()
         for pending in self._pending:
@@ -158,6 +161,9 @@ class GradReducer:
                     f"a gradient came after all {self._num_backwards} backward passes that begin() was told of; "
                     f"call begin(num_backwards) once a step, with their number on this rank"
                 )
+            if not self._has_gradients:
+                self._has_gradients = True
+                self._world.pulse.reach("backward")
             for piece in pieces:
                 if piece.is_counted:
                     piece.tile.view.add_(piece.of(parameter.grad))

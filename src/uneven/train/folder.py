@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from uneven.draw import draw_loss, draw_plan
+from uneven.elastic.inbox import FOLDER as REQUESTS
 from uneven.errors import ConfigError, InputError
 from uneven.goodput import Event
 from uneven.goodput.events import FILE as EVENTS
 from uneven.modelspec import BytesRead
 from uneven.train.job import Job
-from uneven.train.records import PARTIAL, Check, Evaluation, Outcome, StepRecord, find_traces
+from uneven.train.records import DEVICES, PARTIAL, Check, Evaluation, Outcome, StepRecord, find_traces
 from uneven.train.tensorboard import EventFiles
 
 TENSORBOARD = "tensorboard"
 """The folder of a run where TensorBoard's event files lie."""
-DEVICES = "devices.json"
 METRICS = "metrics.jsonl"
 
 
@@ -58,7 +58,8 @@ class RunFolder:
                 shutil.rmtree(self.path)
             raise
         finally:
-            shutil.rmtree(self.path / PARTIAL, ignore_errors=True)
+            for name in (PARTIAL, REQUESTS):
+                shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _lay_out(self) -> None:
         """Make the folder and write what is known before the first step."""
@@ -69,6 +70,7 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"--out {self.path}: can't make this folder: {error.strerror}") from None
         (self.path / PARTIAL).mkdir()
+        (self.path / REQUESTS).mkdir()
         _write_json(self.path / "config.json", self.job.config.model_dump(mode="json"))
         _write_json(self.path / "data.json", self._describe_data())
         (self.path / "plan.json").write_text(self.job.plan.dumps())

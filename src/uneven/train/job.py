@@ -19,6 +19,7 @@ from uneven.data import (
 from uneven.errors import ConfigError, DataError, PlanError
 from uneven.layout import ModelStructure, ParallelPlan, read_plan
 from uneven.modelspec import ExpertDivision, ModelSpec, assemble, experts_of, find_weights, read_model, read_stored
+from uneven.train.memory import Memory
 from uneven.train.origin import Announce, find_model
 from uneven.train.tensorboard import check_tensorboard
 
@@ -60,10 +61,7 @@ class Job:
     @property
     def weights(self) -> dict[int, float] | None:
         """The speeds of the devices, where shares give them."""
-        shares = self.config.parallel.shares
-        if shares is None:
-            return None
-        return dict(zip(self.plan.devices, (share for each in shares for share in each), strict=True))
+        return device_weights(self.config, self.plan)
 
     def batch_numbers(self, step: int) -> range:
         """The global sample numbers of step 1, 2, ..."""
@@ -74,6 +72,14 @@ class Job:
         """Those of them that a replica of the current plan uses; those of all replicas are consecutive."""
         mine = plan.batch_range(replica, global_batch=self.config.train.global_batch)
         return self.batch_numbers(step)[mine.start : mine.stop]
+
+
+def device_weights(config: TrainConfig, plan: ParallelPlan) -> dict[int, float] | None:
+    """The speeds of a plan's devices, where shares give them."""
+    shares = config.parallel.shares
+    if shares is None:
+        return None
+    return dict(zip(plan.devices, (share for each in shares for share in each), strict=True))
 
 
 def design_job(config: TrainConfig, *, announce: Announce = print) -> Design:
@@ -103,7 +109,9 @@ def design_job(config: TrainConfig, *, announce: Announce = print) -> Design:
     if weights is not None:
         assemble(spec.structure, read_stored(weights))
     config = config.with_learning_rate(has_weights=weights is not None)
-    return Design(config, spec, weights, make_plan(config, spec), tokenizer)
+    plan = make_plan(config, spec)
+    Memory(config, plan).check(plan, survive=config.elastic.survive, weights=device_weights(config, plan))
+    return Design(config, spec, weights, plan, tokenizer)
 
 
 def _expert_division(config: TrainConfig) -> ExpertDivision | None:

@@ -20,7 +20,7 @@ from uneven.checkpoint import export_model, load_model
 from uneven.comm import World
 from uneven.data import Rows
 from uneven.elastic.division import Recipe
-from uneven.elastic.member import Committed, Left, Member
+from uneven.elastic.member import Committed, Comparison, Member
 from uneven.launch.rank import Mailbox
 from uneven.layout import ModelLayout, ParallelPlan
 from uneven.optim import AdamW, Schedule
@@ -39,12 +39,12 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
     """The program of one rank, for (job, run folder, whether it outlives its peers)."""
     job: Job = args[0]
     folder: Path = args[1]
-    trainer = Trainer(job, world, mailbox, is_elastic=args[2])
+    trainer = Trainer(job, world, mailbox=mailbox, is_elastic=args[2])
     trace = trace_file(folder, world.device) if job.config.log.profile else None
     profiler = StepProfiler(trace, num_steps=job.config.train.steps, device=world.torch_device)
     try:
         trainer.run(profiler, folder)
-    except Left:
+    finally:
         profiler.close()
 
 
@@ -52,7 +52,7 @@ def train_rank(world: World, mailbox: Mailbox, *args: Any) -> None:
 class Trainer:
     """One rank's member, and the steps over it."""
 
-    def __init__(self, job: Job, world: World, mailbox: Mailbox, *, is_elastic: bool = False) -> None:
+    def __init__(self, job: Job, world: World, *, mailbox: Mailbox, is_elastic: bool = False) -> None:
         config = job.config.train
         self.job = job
         self.world = world
@@ -64,7 +64,15 @@ class Trainer:
             copies=config.optimizer_copies,
             bucket_bytes=config.bucket_bytes,
         )
-        self.member = Member(recipe, world=world, mailbox=mailbox, start=self._fill, is_elastic=is_elastic)
+        elastic = job.config.elastic
+        self.member = Member(
+            recipe,
+            world=world,
+            mailbox=mailbox,
+            start=self._fill,
+            is_elastic=is_elastic,
+            comparison=Comparison(elastic.compare_every, elastic.expel) if elastic.compare_every else None,
+        )
         self.schedule = Schedule(
             peak=config.lr,
             floor=min(config.min_lr, config.lr),
@@ -98,15 +106,6 @@ class Trainer:
     @property
     def plan(self) -> ParallelPlan:
         return self.member.plan
-
-    @property
-    def replica(self) -> int:
-        return self.member.division.replica
-
-    @property
-    def _is_leader(self) -> bool:
-        """Whether what all devices of a replica have alike is counted here."""
-        return self.world.device == self.member.division.layout.devices[0]
 
     @property
     def _is_reporter(self) -> bool:
@@ -144,13 +143,15 @@ class Trainer:
                 else:
                     with profiler.step(step):
                         self.step(step)
-        profiler.close()
         self._report(outcome)
+        self.member.clock.switch("checkpoint", time.monotonic())
+        self.world.pulse.is_busy = True
         if self._is_reporter:
             # Weights that overflowed can neither be compared nor write.
             can_check = math.isfinite(outcome.heldout_loss)
             device = self.world.torch_device
             self.mailbox.post(check_folder(self.job, folder / MODEL, device=device) if can_check else Check())
+        self.member.account()
 
     def _greet(self) -> None:
         """In a new generation whoever reports now says again what its predecessor may have died with."""
@@ -171,9 +172,11 @@ class Trainer:
         self._began_s = time.perf_counter()
         self._wants_stop = self._wants_stop or self.mailbox.poll() == STOP
         seed = self.job.config.seed
-        numbers = self.job.sample_numbers(step, plan=self.plan, replica=self.replica)
-        gradients, loss = self.forward_backward(self._reader.batch(numbers, seed=seed), num_tokens=self._tokens(step))
-        values = (loss * self._is_leader, loss.new_tensor(float(self._wants_stop)))
+        with self.member.clock.of("data", time.monotonic):
+            numbers = self.job.sample_numbers(step, plan=self.plan, replica=self.member.replica)
+            rows, num_tokens = self._reader.batch(numbers, seed=seed), self._tokens(step)
+        gradients, loss = self.forward_backward(rows, num_tokens=num_tokens)
+        values = (loss * self.member.is_leader, loss.new_tensor(float(self._wants_stop)))
         with record_function("commit and apply"):
             committed = self.member.commit(
                 gradients, values, lr=self.schedule.learning_rate(step), clip=self.job.config.train.clip
@@ -208,17 +211,14 @@ class Trainer:
         parts = [rows[first : first + micro] for first in range(0, len(rows), micro)]
         self._count_choices(parts)
         loss = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
-        reducer, pulse = self.member.reducer, self.world.pulse
+        reducer = self.member.reducer
         reducer.begin(num_backwards=len(parts))
         for each in parts:
-            pulse.reach("forward")
             with record_function("forward"):
                 part = self.loss(each, num_tokens=num_tokens)
-            pulse.reach("backward")
             with record_function("backward"):
                 part.backward()
             loss += part.detach()
-        pulse.reach("sync")
         with record_function("sync"):
             return reducer.finish(), loss
 
@@ -228,7 +228,9 @@ class Trainer:
         if router is not None:
             everyone = self.world.everyone(purpose="router")
             router.count(
-                lambda: [self.loss(part, num_tokens=1) for part in parts], group=everyone, is_counted=self._is_leader
+                lambda: [self.loss(part, num_tokens=1) for part in parts],
+                group=everyone,
+                is_counted=self.member.is_leader,
             )
 
     def loss(self, rows: Rows, *, num_tokens: int) -> torch.Tensor:
@@ -249,21 +251,22 @@ class Trainer:
     def evaluate(self, step: int) -> Evaluation:
         """The held-out loss after a step; called by all ranks."""
         began = time.perf_counter()
-        return Evaluation(step, self.heldout_loss(), time.perf_counter() - began)
+        with self.world.pulse.busy():
+            return Evaluation(step, self.heldout_loss(), time.perf_counter() - began)
 
     @torch.no_grad()
     def heldout_loss(self) -> float:
         """Mean loss in nats per token over the first held-out sequences, shared out among the replicas."""
         model = self.member.model
         model.eval()
-        mine = range(self.replica, self.num_heldout, len(self.plan.replicas))
+        mine = range(self.member.replica, self.num_heldout, len(self.plan.replicas))
         total = torch.zeros((), dtype=torch.float64, device=self.world.torch_device)
         micro = self.job.config.train.micro_batch
         for first in range(0, len(mine), micro):
             rows = self._reader.heldout.rows(mine[first : first + micro])
             total += self.loss(rows, num_tokens=self._num_heldout_targets)
         model.train()
-        return float(self.world.everyone(purpose="commit").all_reduce(total * self._is_leader))
+        return float(self.world.everyone(purpose="commit").all_reduce(total * self.member.is_leader))
 
     def _conclude(self, folder: Path) -> Outcome:
         """Evaluate and save. Till all have come so far, each may be needed again."""
@@ -271,7 +274,8 @@ class Trainer:
         evaluation = self.evaluate(member.step)
         if self.job.config.eval.every:
             self._report(evaluation)
-        self._save(folder)
+        with member.clock.of("checkpoint", time.monotonic), self.world.pulse.busy():
+            self._save(folder)
         self.world.everyone(purpose="commit").all_reduce(torch.zeros(1, device=self.world.torch_device))
         return Outcome(
             member.step,
@@ -284,7 +288,7 @@ class Trainer:
 
     def _save(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder; the first replica's devices take part, its first one writes."""
-        if self.replica != 0:
+        if self.member.replica != 0:
             return
         partial, model = folder / PARTIAL, folder / MODEL
         if self._is_reporter:

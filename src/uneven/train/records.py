@@ -7,6 +7,8 @@ PROFILE = "profile"
 """The folder of a run where each rank's trace lies, where traces were asked for."""
 PARTIAL, MODEL = "model.partial", "model"
 """Folders of a run: the model while it is being written, and once it is whole."""
+DEVICES = "devices.json"
+"""Who is there, in a run's folder."""
 STOP = "stop"
 """The launcher's command to end after the current step."""
 

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, final
 
@@ -12,8 +12,8 @@ import torch
 from uneven.comm import Transport, World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import parse_fault
-from uneven.elastic.quorum import Quorum
-from uneven.elastic.supervisor import Supervisor
+from uneven.elastic.quorum import Quorum, Spent
+from uneven.elastic.supervisor import Supervision, Supervisor
 from uneven.errors import ConfigError, NonFiniteGradient, RankFailed
 from uneven.goodput import Event as JobEvent
 from uneven.launch.inline import InlineRank
@@ -21,6 +21,7 @@ from uneven.launch.launcher import Launcher, LaunchSettings
 from uneven.launch.rank import Mailbox, Message
 from uneven.launch.site import Site
 from uneven.modelspec import BytesRead
+from uneven.train.accounts import Accounts
 from uneven.train.folder import RunFolder
 from uneven.train.job import Job
 from uneven.train.records import MODEL, STOP, Check, Evaluation, Outcome, Started, StepRecord
@@ -43,6 +44,7 @@ class TrainingRun:
         self._transport = choose_transport(job, self.site)
         self._ranks: Supervisor | Launcher | InlineRank | None = None
         self._wants_stop = False
+        self._accounts: Accounts | None = None
         self._outcome: Outcome | None = None
 
     @property
@@ -60,12 +62,18 @@ class TrainingRun:
         """Train. Raises RankFailed, or NonFiniteGradient once the model has been saved."""
         began = time.perf_counter()
         run = RunFolder(self.job, self.folder)
-        with run.open() if self.site.is_first else nullcontext(run), self._start() as self._ranks:
+        with (
+            run.open() if self.site.is_first else nullcontext(run),
+            self._start() as self._ranks,
+            self._keep_accounts(self._ranks) as self._accounts,
+        ):
             if self._wants_stop:
                 self._ranks.tell(STOP)
             for message in self._hear(self._ranks):
                 if isinstance(message, JobEvent):
                     yield from self._note(message, run)
+                elif message.kind == "result" and self._accounts is not None:
+                    self._accounts.left(message.device)
                 elif message.kind == "post" and self.site.is_first:
                     yield from self._take(message, run, time_s=time.perf_counter() - began)
             # The job ends on all hosts together: till then each hears of what fails on another.
@@ -83,17 +91,29 @@ class TrainingRun:
         args = (self.job, self.folder, self.is_elastic)
         if self.is_elastic:
             coordinator = Coordinator(self.job.plan, weights=self.job.weights)
-            faults = [parse_fault(text) for text in config.elastic.faults]
+            faults = tuple(parse_fault(text) for text in config.elastic.faults)
             return Supervisor(
                 _train_rank,
                 args,
                 coordinator=coordinator,
                 settings=settings,
-                faults=faults,
-                hang_s=config.elastic.hang_s,
+                supervision=Supervision(config.elastic.hang_s, faults, self.folder),
             )
         ranks = InlineRank if self.site.is_rank else Launcher
         return ranks(_train_rank, args, devices=self.job.plan.devices, settings=settings)
+
+    def _keep_accounts(self, ranks: Supervisor | Launcher | InlineRank) -> AbstractContextManager[Accounts | None]:
+        return Accounts(self.job, self.folder, ranks=ranks) if isinstance(ranks, Supervisor) else nullcontext()
+
+    @property
+    def goodput(self) -> float | None:
+        """Useful part of the time of all devices so far; None where nobody keeps account."""
+        return None if self._accounts is None else self._accounts.goodput
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where the metrics are served, if they are."""
+        return None if self._accounts is None or self._accounts.exporter is None else self._accounts.exporter.port
 
     def _hear(self, ranks: Supervisor | Launcher | InlineRank) -> Iterator[Message | JobEvent]:
         if isinstance(ranks, Supervisor):
@@ -106,6 +126,8 @@ class TrainingRun:
         """What has happened to devices."""
         assert isinstance(self._ranks, Supervisor)
         run.tell(event)
+        if self._accounts is not None:
+            self._accounts.note(event)
         run.show_devices(self._ranks.devices())
         if event.kind in ("recovery", "join") and event.step is not None and event.step < run.last_step:
             run.roll_back(event.step)
@@ -114,15 +136,17 @@ class TrainingRun:
     def _take(self, message: Message, run: RunFolder, *, time_s: float) -> Iterator[Event]:
         """What a rank reports."""
         report: Any = message.payload
-        if isinstance(report, BytesRead):
+        if isinstance(report, Spent):
+            if self._accounts is not None:
+                self._accounts.spent(message.device, report)
+        elif isinstance(report, BytesRead):
             run.read(message.device, report)
         elif isinstance(report, StepRecord | Evaluation):
             if not run.log(report):
                 return
+            if isinstance(report, StepRecord) and self._accounts is not None:
+                self._accounts.step(report.step, report.tokens)
             yield report
-            if isinstance(report, StepRecord) and isinstance(self._ranks, Supervisor):
-                for event in self._ranks.committed(report.step, seconds=report.time_s):
-                    yield from self._note(event, run)
         elif isinstance(report, Outcome):
             self._outcome = dataclasses.replace(report, num_tokens=run.num_tokens)
             run.conclude(self._outcome, Check(), time_s=time_s)
