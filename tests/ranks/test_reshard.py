@@ -103,7 +103,7 @@ def empty_tiles(tour: Tour, plan: ParallelPlan, *, device: int) -> dict[str, lis
     if tour.copies is None:
         for spec in plan.structure.parameters:
             local = torch.zeros(layout.local_shape(spec, device), dtype=tour.dtype)
-            tiles[spec.name] = list(tiles_of(local, spec, layout.held(spec, device)))
+            tiles[spec.name] = list(tiles_of(local, spec, ranges=layout.held(spec, device)))
         return tiles
     for shard in shards_of(plan, tour.copies):
         if device in shard.holders:
@@ -223,7 +223,7 @@ def test_tiles_are_what_take_ranges_takes() -> None:
         for spec in STRUCTURE.parameters:
             whole = whole_of(spec, torch.float32)
             local = take_ranges(whole, spec, ranges=layout.ranges(spec.name, device))
-            tiles = tiles_of(local, spec, layout.held(spec, device))
+            tiles = tiles_of(local, spec, ranges=layout.held(spec, device))
             parts = [whole.narrow(spec.dim, tile.start, tile.stop - tile.start) for tile in tiles]
             assert all(
                 torch.equal(tile.view.view(torch.int32), part.view(torch.int32))
