@@ -57,7 +57,8 @@ class History:
         plan = quorum.plan
         assert set(plan.devices) <= set(quorum.members) <= set(self.processes)
         assert quorum.members == tuple(sorted(quorum.members))
-        assert not set(plan.devices) & self.asked
+        # Who is to leave is out, unless there is nobody else.
+        assert set(plan.devices) - self.asked in (set(), set(plan.devices))
         assert quorum.plans[quorum.generation] == plan
         for device in quorum.members:
             adopted = self.processes[device].adopted
@@ -112,7 +113,7 @@ class History:
 
     def change(self) -> None:
         is_settled, before = self.coordinator.is_settled, set(self.quorum.plan.devices)
-        needed = before - self.asked | self.waiting
+        needed = before - self.asked | self.waiting or before
         quorum = self.coordinator.change()
         assert (quorum is not None) == (is_settled and needed != before)
         if quorum is not None:
@@ -167,10 +168,10 @@ class History:
                 self.settle()
             self.change()
         assert self.coordinator.is_settled
-        assert not self.asked
+        assert self.asked in (set(), set(self.processes))
         assert not self.waiting
         assert set(self.quorum.plan.devices) == set(self.processes)
-        assert self.coordinator.leaving == frozenset()
+        assert self.coordinator.leaving == self.asked
 
 
 EVENTS: tuple[tuple[Callable[[History], None], int], ...] = (
@@ -234,12 +235,22 @@ def test_a_job_without_devices_is_lost() -> None:
     assert coordinator.lose([1, 2]) is not None
     with pytest.raises(QuorumLost, match=r"^no device is left of \[0, 1, 2\]$"):
         coordinator.lose([0])
-    coordinator = job([1, 1])
+
+
+def test_who_was_to_leave_stays_until_somebody_else_is_there() -> None:
+    coordinator = job([1, 1], [1])
     settle(coordinator)
-    coordinator.drain(0)
-    coordinator.drain(1)
-    with pytest.raises(QuorumLost, match="no device is left"):
-        coordinator.change()
+    assert coordinator.drain(2)
+    assert coordinator.drain(1)
+    assert not coordinator.drain(0)
+    assert coordinator.lose([0]).plan.devices == (1, 2)
+    settle(coordinator)
+    assert coordinator.leaving == {1, 2}
+    assert coordinator.change() is None
+    coordinator.admit(0)
+    assert coordinator.change().plan.devices == (0,)
+    settle(coordinator)
+    assert coordinator.leaving == frozenset()
 
 
 def test_words_of_another_generation_settle_nothing() -> None:

@@ -161,9 +161,12 @@ class World:
         rank = members.index(self.device)
         timeout = timedelta(seconds=self._transport.timeout_s)
         found: list[dist.ProcessGroup | RuntimeError] = []
-        # A constructor waits for all members, of whom one may die before it has come; a thread can be left behind.
+        # A constructor waits for all members, of whom one may die before it has come; a thread can be left behind,
+        # which ends after the timeout.
         thread = threading.Thread(
-            target=lambda: found.append(self._construct(store, rank, size=len(members), timeout=timeout)), daemon=True
+            target=lambda: found.append(self._construct(store, rank, size=len(members), timeout=timeout)),
+            name=f"connect {prefix}",
+            daemon=True,
         )
         with self.pulse.wait(purpose):
             thread.start()
@@ -182,7 +185,7 @@ class World:
         try:
             return self._construct_or_raise(store, rank, size=size, timeout=timeout)
         except RuntimeError as error:
-            return error
+            return error.with_traceback(None)  # whose frames would keep half-made connections
 
     def _construct_or_raise(self, store: dist.Store, rank: int, *, size: int, timeout: timedelta) -> dist.ProcessGroup:
         if self._transport.backend == "nccl":

@@ -100,7 +100,7 @@ class Coordinator:
 
         Only of a settled job, so that one change follows another.
         """
-        if not self.is_settled or self._present - self._leaving | self._waiting == set(self.quorum.plan.devices):
+        if not self.is_settled or self._staying(self._waiting) == set(self.quorum.plan.devices):
             return None
         self._present |= self._waiting
         self._waiting = set()
@@ -119,8 +119,12 @@ class Coordinator:
         self._plans = {generation: self.quorum.plan}
         return True
 
+    def _staying(self, joining: Collection[int] = ()) -> set[int]:
+        """Who is to go on. Those that are to leave wait with it while nobody else is there."""
+        return (self._present - self._leaving).union(joining) or self._present
+
     def _next_plan(self) -> ParallelPlan:
-        staying = self._present - self._leaving
+        staying = self._staying()
         if not staying:
             raise QuorumLost(f"no device is left of {list(self.home.devices)}")
         return repartition(self.quorum.plan, home=self.home, devices=staying, weights=self._weights)

@@ -49,7 +49,6 @@ __all__ = [
     "length",
     "lost",
     "needs",
-    "nothing but `errors`.",
     "parameters_held",
     "read_plan",
     "segments_of",
