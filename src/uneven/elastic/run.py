@@ -5,7 +5,9 @@ from typing import Any
 
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import Fault
-from uneven.elastic.supervisor import LEFT, Supervisor
+from uneven.elastic.fleet import Fleet
+from uneven.elastic.ranks import LEFT
+from uneven.elastic.supervisor import Supervisor
 from uneven.goodput import Event
 from uneven.launch.launcher import LaunchSettings
 from uneven.launch.rank import Program
@@ -26,9 +28,8 @@ def run(
     `if __name__ == "__main__"`. `on_event` hears what happens to devices. Raises RankFailed for what a program raises,
     and QuorumLost if no device is left.
     """
-    with Supervisor(
-        program, args, coordinator=Coordinator(plan), settings=settings or LaunchSettings(), faults=faults
-    ) as job:
+    fleet = Fleet(program, args, home=plan, settings=settings or LaunchSettings())
+    with Supervisor(fleet, coordinator=Coordinator(plan), faults=faults) as job:
         results = {}
         for found in job.events():
             if isinstance(found, Event):
