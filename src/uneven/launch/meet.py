@@ -25,8 +25,8 @@ ANSWER_S = 2
 """How long a caller may take to say who it is, and the first launcher to answer."""
 RETRY_S = 0.2
 HELLO_BYTES = 2**20
-LINE_S = 5
-"""How long one message may take once it has begun, on its way in or out: a launcher may be stopped in the midst."""
+LINE_S = 2
+"""How long a message that has begun may stand still, on its way in or out: a launcher may be stopped in the midst."""
 PROBE_EVERY_S, PROBES = 5, 3
 """A host that does not even acknowledge these is gone."""
 
