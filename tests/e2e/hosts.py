@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 TIMEOUT_S = 180
 UNEVEN = (sys.executable, "-m", "uneven")
@@ -80,33 +81,45 @@ def rank_of(log: Path) -> int:
 
 @dataclass(frozen=True)
 class OtherNetwork:
-    """A network namespace at the other end of a cable, as of another machine; `near` and `far` are its two ends."""
+    """A network namespace on a common wire with this one, as of another machine; `near` is this end, `far` its own."""
 
     name: str
-    near: str = "198.18.77.1"
-    far: str = "198.18.77.2"
+    near: str
+    far: str
 
     def inside(self, command: Sequence[str]) -> list[str]:
         return ["ip", "netns", "exec", self.name, *command]
 
+    def set_cable(self, state: Literal["up", "down"]) -> None:
+        """Pull its cable, or put it in again."""
+        ip("-n", self.name, "link", "set", "cable", state)
+
 
 @contextmanager
-def other_network() -> Iterator[OtherNetwork]:
+def other_networks(count: int) -> Iterator[list[OtherNetwork]]:
     """Raises OSError or CalledProcessError where this machine does not allow it."""
-    network = OtherNetwork(f"uneven-{os.getpid()}")
-    near, far = (f"uv{os.getpid()}{end}" for end in "nf")
+    pid = os.getpid()
+    subnet = f"198.{18 + pid // 256 % 2}.{pid % 256}"
+    networks = [OtherNetwork(f"uneven-{pid}-{i}", f"{subnet}.1", f"{subnet}.{i + 2}") for i in range(count)]
+    bridge = f"uv{pid}"
     try:
-        ip("netns", "add", network.name)
-        ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", network.name)
-        ip("addr", "add", f"{network.near}/30", "dev", near)
-        ip("link", "set", near, "up")
-        ip("-n", network.name, "addr", "add", f"{network.far}/30", "dev", far)
-        ip("-n", network.name, "link", "set", "lo", "up")
-        ip("-n", network.name, "link", "set", far, "up")
-        yield network
+        ip("link", "add", bridge, "type", "bridge")
+        ip("addr", "add", f"{subnet}.1/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        for index, network in enumerate(networks):
+            near = f"{bridge}n{index}"
+            ip("netns", "add", network.name)
+            ip("link", "add", near, "type", "veth", "peer", "name", "cable", "netns", network.name)
+            ip("link", "set", near, "master", bridge)
+            ip("link", "set", near, "up")
+            ip("-n", network.name, "addr", "add", f"{network.far}/24", "dev", "cable")
+            ip("-n", network.name, "link", "set", "lo", "up")
+            network.set_cable("up")
+        yield networks
     finally:
-        # The cable goes with it.
-        subprocess.run(["ip", "netns", "del", network.name], capture_output=True, check=False)
+        # The cables go with them.
+        for words in (*(["netns", "del", network.name] for network in networks), ["link", "del", bridge]):
+            subprocess.run(["ip", *words], capture_output=True, check=False)
 
 
 def ip(*arguments: str) -> None:

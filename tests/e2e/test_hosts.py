@@ -1,7 +1,6 @@
 """One job on several hosts: by `uneven launch`, torchrun and Slurm's variables, all with real processes."""
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import pytest
 
 import uneven
 from tests.e2e.command import TinyJob, uneven_here
-from tests.e2e.hosts import UNEVEN, Command, OtherNetwork, finish, other_network, rank_of, run, slurm, started
+from tests.e2e.hosts import UNEVEN, Command, OtherNetwork, finish, other_networks, run, slurm, started
 
 HERE = socket.gethostname()
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +50,7 @@ def job(tiny_files: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyJob:
 def network() -> Iterator[OtherNetwork]:
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(other_network())
+            (found,) = stack.enter_context(other_networks(1))
         except (OSError, subprocess.SubprocessError) as error:
             pytest.skip(f"another network can't be made here, which takes root and ip: {error}")
         yield found
@@ -131,31 +129,6 @@ def test_tasks_of_slurm_follow_one_launcher_and_stop_on_ctrl_c(job: TinyJob, ref
     assert (job.folder / "slurm/model/model.safetensors").is_file()
     assert "stopped early" in first.output
     assert (second.output, second.errors) == ("", "")
-
-
-# Failure
-
-
-def test_a_rank_killed_on_one_host_ends_both_with_the_cause(job: TinyJob, network: OtherNetwork) -> None:
-    """The run's folder is on a disk that both share."""
-    arguments = host_flags(network.near)
-    settings = ["train", "--out", "killed", *job.settings(train__steps=100_000)]
-    there = [*UNEVEN, *arguments, "--node-rank", "1", *settings]
-
-    def kill() -> float:
-        await_steps(job.folder / "killed", 2, running=running)
-        os.kill(rank_of(job.folder / "killed/logs/rank-1.log"), signal.SIGKILL)
-        return time.monotonic()
-
-    with started([network.inside(there)], cwd=job.folder) as running, ThreadPoolExecutor() as threads:
-        killed = threads.submit(kill)
-        here = uneven_here(*arguments, *settings, cwd=job.folder)
-        (other,) = finish(running)
-        assert time.monotonic() - killed.result() < 30.0
-    assert (here.returncode, other.code) == (1, 1)
-    for errors in (here.stderr, other.errors):
-        assert f"RankFailed: rank 1 of 2 on host 1 ({HERE}) failed:\nthe process ended by signal SIGKILL" in errors
-    assert not (job.folder / "killed/model.partial").exists()
 
 
 # Refusals, which need no torch

@@ -6,20 +6,25 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import connection as mp_connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.unit.test_layout_plan import STRUCTURE
 from uneven.comm import Transport, World
-from uneven.errors import ConfigError, InputError, RankFailed
+from uneven.elastic.agent import Agent
+from uneven.elastic.fleet import Fleet
+from uneven.errors import ConfigError, HostLost, InputError, RankFailed
 from uneven.launch.inline import InlineRank
 from uneven.launch.launcher import Launcher, LaunchSettings
 from uneven.launch.meet import Meeting
 from uneven.launch.peers import Kind
 from uneven.launch.rank import Mailbox
 from uneven.launch.site import Place, Site, join
+from uneven.layout import ParallelPlan
 
 DEVICES = (4, 5, 6)
 AT_ONCE_S = 10.0
@@ -140,6 +145,113 @@ def test_a_launcher_that_fails_ends_the_job_on_the_other_host() -> None:
     first, second = on_two_hosts(body)
     assert type(second) is OSError
     assert (type(first), str(first)) == (RankFailed, f"host 1 ({HERE}): OSError: disk full")
+
+
+# Ranks of all launchers as those of one, which decides
+
+
+def echo(world: World, mailbox: Mailbox) -> None:
+    """Say all that is heard until the word is over."""
+    while (word := mailbox.wait()) != "over":
+        mailbox.post(word)
+
+
+def elastic(site: Site) -> dict[str, Any]:
+    plan = ParallelPlan.from_shares(STRUCTURE, [[1, 1], [1]])
+    settings = LaunchSettings(Transport(timeout_s=120.0), num_threads=1, site=site)
+    return {"home": plan, "settings": settings}
+
+
+def lead(fleet: Fleet, wanted: dict[int, str], *, kind: str = "post") -> dict[int, Any]:
+    """What devices say, until each of these has said what is wanted."""
+    deadline = time.monotonic() + 60.0
+    found: dict[int, Any] = {}
+    while found.keys() != wanted.keys():
+        assert time.monotonic() < deadline, found
+        found |= {message.device: message.payload for message in fleet.poll(0.1) if message.kind == kind}
+    return found
+
+
+def test_the_first_launcher_has_the_ranks_of_all() -> None:
+    """They are told, killed and started again, wherever they are; and each launcher may ask for all of them."""
+
+    def body(site: Site) -> Any:
+        if site.peers.index:
+            with Agent(echo, **elastic(site)) as agent:
+                agent.tell("from host 1")
+                agent.serve()
+            return "ended"
+        with Fleet(echo, **elastic(site)) as fleet:
+            assert fleet.running == [0, 1, 2]
+            fleet.tell("all")
+            assert lead(fleet, dict.fromkeys([0, 1, 2], "all")) == dict.fromkeys([0, 1, 2], "all")
+            assert (sorted(fleet.pids), fleet.asked()) == ([0, 1, 2], ["from host 1"])
+            before = fleet.pids
+            for device in (1, 2):
+                fleet.kill(device)
+            ends = lead(fleet, dict.fromkeys([1, 2], ""), kind="end")
+            assert all("the process ended by signal SIGKILL" in end.text for end in ends.values())
+            assert fleet.running == [0]
+            fleet.start(2)
+            fleet.tell("some", devices=[2])
+            assert lead(fleet, {2: "some"}) == {2: "some"}
+            assert fleet.pids[2] != before[2]
+            assert list(fleet.lost(60.0)) == []
+            fleet.tell("over")
+            assert lead(fleet, dict.fromkeys([0, 2], ""), kind="result") == {0: None, 2: None}
+            assert fleet.running == []
+        return "over"
+
+    assert on_two_hosts(body) == ["over", "ended"]
+
+
+def test_a_host_that_does_not_end_a_rank_as_told_is_lost() -> None:
+    def body(site: Site) -> Any:
+        if site.peers.index:
+            # Such a one says that it lives, and does nothing else.
+            with Launcher(echo, devices=(0, 1, 2), settings=elastic(site)["settings"]) as running:
+                while not site.peers.hear(mp_connection.wait(site.peers.lines, 0.1)):
+                    site.peers.say(0, {})
+                raise running.fail({})
+        with Fleet(echo, **elastic(site)) as fleet:
+            fleet.kill(2)
+            began = time.monotonic()
+            while not (found := list(fleet.lost(1.0))):
+                fleet.poll(0.1)
+            assert 1.0 < time.monotonic() - began < AT_ONCE_S
+            assert not fleet.is_reachable(2)
+        return found
+
+    (loss,), error = on_two_hosts(body)
+    name = f"host 1 ({HERE})"
+    assert (loss.host, loss.devices, loss.why) == (name, (2,), f"{name} did not end devices [2] within 1.0 s")
+    assert type(error) is HostLost
+    assert str(error) == f"the job went on without {name}: {loss.why}"
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_rank_that_raises_ends_an_elastic_job_everywhere(culprit: int) -> None:
+    def body(site: Site) -> Any:
+        if site.peers.index:
+            with Agent(raise_when_told, **elastic(site)) as agent:
+                return agent.serve()
+        with Fleet(raise_when_told, **elastic(site)) as fleet:
+            fleet.tell("raise", devices=[culprit])
+            while True:
+                for message in fleet.poll(0.1):
+                    if message.kind == "error":
+                        raise fleet.fail({message.device: message.payload})
+
+    errors = on_two_hosts(body)
+    assert [type(error) for error in errors] == [RankFailed] * 2
+    assert len({str(error) for error in errors}) == 1
+    assert f"on host {culprit // 2} ({HERE}) failed:" in str(errors[0])
+    assert str(errors[0]).endswith("ZeroDivisionError: boom")
+
+
+def raise_when_told(world: World, mailbox: Mailbox) -> None:
+    mailbox.wait()
+    raise ZeroDivisionError("boom")
 
 
 # Ranks that are threads of the processes that torchrun or Slurm started

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 from uneven.errors import ConfigError, DataError, HostLost, InputError, Interrupted, RankFailed, UnevenError
 from uneven.launch.failure import Failure
-from uneven.launch.meet import ANSWER_S, Meeting, meet
+from uneven.launch.meet import ANSWER_S, LINE_S, Meeting, meet
 from uneven.launch.peers import REPORTS_S, Peers
 
 TIMEOUT_S = 30.0
@@ -287,3 +288,61 @@ def test_a_stopped_launcher_does_not_hold_up_the_verdict() -> None:
         began = time.monotonic()
         assert str(peers.settle([Failure(time.time(), "boom")])) == "boom"
         assert time.monotonic() - began < REPORTS_S + ANSWER_S
+
+
+# A job that outlives its hosts
+
+
+def test_what_is_said_arrives_in_order() -> None:
+    def body(peers: Peers) -> Any:
+        for number in range(3):
+            for other in peers.others:
+                peers.say(other, [peers.index, number])
+        said: list[Any] = []
+        while len(said) < 3 * len(peers.others):
+            assert not peers.hear(mp_connection.wait(peers.lines, TIMEOUT_S))
+            said += peers.said()
+        peers.exchange("done")
+        return sorted(said, key=lambda each: each[0])
+
+    first, *others = together(3, body)
+    assert first == [(peer, [peer, number]) for peer in (1, 2) for number in range(3)]
+    assert others == [[(0, [0, number]) for number in range(3)]] * 2
+
+
+def test_a_launcher_that_is_fenced_learns_that_the_job_goes_on() -> None:
+    """Though what it says is still on its way."""
+
+    def body(peers: Peers) -> Any:
+        if peers.index == 1:
+            while not peers.hear(mp_connection.wait(peers.lines, 0)):
+                peers.say(0, "x" * 1000)
+            raise peers.settle([])
+        if peers.index == 0:
+            peers.outlive_hosts()
+            peers.fence(1, "silent")
+            peers.say(2, "go on")
+            assert peers.hear(mp_connection.wait(peers.lines)) is False  # host 2 has ended
+            return peers.others, sorted(peers.gone)
+        peers.hear(mp_connection.wait(peers.lines))
+        return peers.said()
+
+    first, fenced, third = together(3, body)
+    assert (first, third) == (([], [1, 2]), [(0, "go on")])
+    assert type(fenced) is HostLost
+    assert str(fenced) == f"the job went on without host 1 ({socket.gethostname()}): silent"
+
+
+def test_one_that_reads_nothing_holds_nobody_up() -> None:
+    port = free_port()
+    with (
+        launcher(1, port) as process,
+        meet(Meeting(0, 2, "127.0.0.1", port), timeout_s=TIMEOUT_S).peers as peers,
+    ):
+        assert process.stdout.readline() == "met\n"
+        peers.outlive_hosts()
+        began = time.monotonic()
+        peers.say(1, "x" * 50_000_000)
+        peers.hear(mp_connection.wait(peers.lines, TIMEOUT_S))
+        assert list(peers.gone) == [1]
+        assert time.monotonic() - began < 4 * LINE_S + ANSWER_S

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from uneven.elastic.coordinator import Coordinator
-from uneven.elastic.supervisor import LEFT, Supervision, Supervisor
+from uneven.elastic.fleet import Fleet
+from uneven.elastic.ranks import LEFT
+from uneven.elastic.supervisor import Supervision, Supervisor
 from uneven.goodput import Event
 from uneven.launch.launcher import LaunchSettings
 from uneven.launch.rank import Program
@@ -25,8 +27,8 @@ def run(
     `if __name__ == "__main__"`. `on_event` hears what happens to devices. Raises RankFailed for what a program raises,
     and QuorumLost if no device is left.
     """
-    settings = settings or LaunchSettings()
-    with Supervisor(program, args, coordinator=Coordinator(plan), settings=settings, supervision=supervision) as job:
+    fleet = Fleet(program, args, home=plan, settings=settings or LaunchSettings())
+    with Supervisor(fleet, coordinator=Coordinator(plan), supervision=supervision) as job:
         results = {}
         for found in job.events():
             if isinstance(found, Event):

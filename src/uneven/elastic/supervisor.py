@@ -1,24 +1,24 @@
 """A launcher's loop over an elastic job: hear the ranks, end those that hang, tell the others who goes on."""
 
 import signal
-import socket
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from uneven.comm import World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import Fault, Reached, Stops
+from uneven.elastic.fleet import Fleet, Loss
 from uneven.elastic.inbox import Request, take
 from uneven.elastic.quorum import Differs, Over, Quorum, Ready, Settled, Spent, Trouble, Wish
+from uneven.elastic.ranks import LEFT
 from uneven.elastic.watch import Watch
-from uneven.errors import Left, RankFailed
+from uneven.errors import RankFailed
 from uneven.goodput import Event
-from uneven.launch.launcher import Launcher, LaunchSettings
-from uneven.launch.rank import Beat, Mailbox, Message, Program
+from uneven.launch.rank import Beat, Message
 
 TICK_S = 0.1
 """How often to look at the clock while nothing is heard."""
@@ -26,18 +26,6 @@ GRACE_S = 2.0
 """After a rank could not finish an operation, how long to wait for the death that explains it."""
 RETRIES = 3
 """How often in a row a generation may fail without a death or a step in between."""
-
-
-LEFT = "left"
-"""The result of a device that has left before the end."""
-
-
-def _until_left(world: World, mailbox: Mailbox, *args: Any) -> Any:
-    program, *arguments = args
-    try:
-        return program(world, mailbox, *arguments)
-    except Left:
-        return LEFT
 
 
 @dataclass(slots=True)
@@ -65,22 +53,21 @@ class Supervision:
 
 @final
 class Supervisor:
-    """Runs `program(world, mailbox, *args)` on every device of the coordinator's plan, and goes on when devices fail.
+    """Runs the ranks of the coordinator's plan, and goes on when devices or hosts fail.
 
-    As a context it ends all processes on leaving. A program makes a `Member`; who raises ends the job.
+    As a context it ends all processes on leaving. Their program makes a `Member`; who raises ends the job. Every host
+    but the first has an `Agent` instead.
     """
 
     def __init__(
         self,
-        program: Program,
-        args: tuple[Any, ...] = (),
+        fleet: Fleet,
         *,
         coordinator: Coordinator,
-        settings: LaunchSettings,
         supervision: Supervision | None = None,
     ) -> None:
+        self.fleet = fleet
         self.coordinator = coordinator
-        self.launcher = Launcher(_until_left, (program, *args), devices=coordinator.home.devices, settings=settings)
         supervision = supervision or Supervision()
         self.watch = Watch(supervision.hang_s)
         self._faults = list(supervision.faults)
@@ -96,10 +83,11 @@ class Supervisor:
         self._stepped_s = 0.0
         self._compared: int | None = None
         self._is_stopping = False
+        self._commands: deque[Any] = deque()
         self.num_lost_attempts = 0
 
     def __enter__(self) -> Self:
-        self.launcher.__enter__()
+        self.fleet.__enter__()
         quorum = self.coordinator.start()
         for device in self.coordinator.home.devices:
             self._greet(device)
@@ -107,7 +95,7 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.launcher.__exit__(kind, error, tb)
+        self.fleet.__exit__(kind, error, tb)
 
     @property
     def now_s(self) -> float:
@@ -119,13 +107,16 @@ class Supervisor:
         return monotonic_s - self._began_s
 
     def tell(self, command: Any) -> None:
-        """Send a command to all ranks. After it nobody leaves on notice any more: all are about to end."""
+        """Send a command to all ranks, soon: this may be called from a signal handler, in the midst of another.
+
+        After it nobody leaves on notice any more: all are about to end.
+        """
         self._is_stopping = True
-        self.launcher.tell(command)
+        self._commands.append(command)
 
     def devices(self) -> list[dict[str, Any]]:
         """Who is there, as `devices.json` has it: every device of the job but those that have left as asked."""
-        coordinator, running, pids = self.coordinator, self.launcher.running, self.launcher.pids
+        coordinator, running, pids = self.coordinator, self.fleet.running, self.fleet.pids
         found = []
         for device in coordinator.home.devices:
             is_member = device in coordinator.quorum.plan.devices
@@ -139,7 +130,7 @@ class Supervisor:
                     "id": device,
                     "replica": coordinator.home.replica_of(device),
                     "pid": pids.get(device),
-                    "host": socket.gethostname(),
+                    "host": self.fleet.host_name(device),
                     "state": state,
                 }
             )
@@ -150,8 +141,8 @@ class Supervisor:
 
         Raises what a rank raised, and QuorumLost if no device is left.
         """
-        while self.launcher.running:
-            messages = self.launcher.poll(TICK_S)
+        while self.fleet.running:
+            messages = self.fleet.poll(TICK_S)
             heard_s = self.now_s
             for message in messages:
                 yield from self._take(message)
@@ -170,15 +161,15 @@ class Supervisor:
             return
         self.watch.hear(device, self.now_s)
         if message.kind == "error":
-            raise self.launcher.fail({device: payload})
+            raise self.fleet.fail({device: payload})
         if message.kind == "end":
-            yield from self._bury(device, payload.text)
+            yield from self._bury([device], payload.text.partition(";")[0])
         elif message.kind == "result":
             self.watch.end(device)
             if payload != LEFT:
                 # Those who still wait for a quorum wait in vain.
                 self._done.add(device)
-                self.launcher.tell(Over())
+                self.fleet.tell(Over())
             elif not self._done and (quorum := self.coordinator.leave(device)) is not None:
                 self._tell(quorum)
             yield message
@@ -216,12 +207,14 @@ class Supervisor:
 
     def _grant(self, request: Request) -> Iterator[Event]:
         """Do what is asked for, or say why not."""
-        device, is_running = request.device, request.device in self.launcher.running
+        device, is_running = request.device, request.device in self.fleet.running
         if device not in self.coordinator.home.devices:
             yield self._event("refused", device, text=f"{request.action}: the job has no such device")
         elif request.action == "join":
             if is_running:
                 yield self._event("refused", device, text="join: it is there")
+            elif not self.fleet.is_reachable(device):
+                yield self._event("refused", device, text="join: its host is not there")
             else:
                 yield from self._restart(device)
         elif not is_running:
@@ -233,25 +226,34 @@ class Supervisor:
         """Start the process of a device; it joins at a step boundary once it is ready."""
         self._done.discard(device)
         self._lost.discard(device)
-        self.launcher.start(device)
+        self.fleet.start(device)
         self._greet(device)
         yield self._event("start", device)
 
-    def _bury(self, device: int, text: str) -> Iterator[Event]:
-        now = self.now_s
-        self.watch.end(device)
-        self._lost.add(device)
-        detect_s = now - self._ended_s.pop(device, now)
-        yield self._event("failure", device, detect_s=detect_s, text=text.partition(";")[0])
+    def _bury(self, devices: Sequence[int], why: str) -> Iterator[Event]:
+        """These are dead, all at once."""
+        now, detect_s = self.now_s, 0.0
+        for device in devices:
+            self.watch.end(device)
+            self._lost.add(device)
+            detect_s = now - self._ended_s.pop(device, now)
+            yield self._event("failure", device, detect_s=detect_s, text=why)
         if self._done:
-            self.launcher.tell(Over())
+            self.fleet.tell(Over())
             return
-        quorum = self.coordinator.lose([device])
+        quorum = self.coordinator.lose(devices)
         if quorum is not None:
             before = self._recovery
-            lost = (*(before.devices if before and before.kind == "recovery" else ()), device)
+            lost = (*(before.devices if before and before.kind == "recovery" else ()), *devices)
             self._recovery = _Recovery("recovery", lost, now, detect_s)
             self._tell(quorum)
+
+    def _lose(self, loss: Loss) -> Iterator[Event]:
+        """A host is lost, with all of its devices."""
+        yield self._event("host", None, text=f"{loss.host} is lost with devices {list(loss.devices)}: {loss.why}")
+        for device in loss.devices:
+            self._ended_s.setdefault(device, self.now_s - loss.silent_s)
+        yield from self._bury(loss.devices, loss.why)
 
     def _settle(self, device: int, settled: Settled) -> Iterator[Event]:
         recovery = self._recovery
@@ -281,7 +283,7 @@ class Supervisor:
             if fault.device == device and fault.point == reached.point:
                 self._faults.remove(fault)
                 self._ended_s[device] = self.now_s
-                self.launcher.kill(device, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+                self.fleet.kill(device, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
                 yield self._event("fault", device, text=str(fault))
                 return
 
@@ -300,24 +302,33 @@ class Supervisor:
                 yield self._event("corruption", None, text=text)
         for device in sorted(devices) if differs.is_expelling else ():
             self._ended_s[device] = self.now_s
-            self.launcher.kill(device)
+            self.fleet.kill(device)
 
     # What the clock says
 
     def _look(self) -> Iterator[Event]:
+        for loss in self.fleet.lost(self.watch.limit_s):
+            yield from self._lose(loss)
         now = self.now_s
-        for device in self.watch.hung(now):
+        hung = self.watch.hung(now)
+        for device in (device for device in hung if not self.fleet.is_quiet(device)):
             self._ended_s.setdefault(device, self.watch.last_alive_s(device))
             self.watch.end(device)
-            self.launcher.kill(device)
+            self.fleet.kill(device)
             yield self._event("hang", device, text=f"no progress for {self.watch.limit_s:.1f} s: ended")
-        if self.watch.is_stalled(now):
+        # Who waits for one that has just been ended, or whose host is silent, is about to hear of it.
+        is_clear = not self._ended_s and not any(map(self.fleet.is_quiet, self.fleet.running))
+        if is_clear and self.watch.is_stalled(now):
             yield from self._retry(f"all ranks have waited for each other for {self.watch.limit_s:.1f} s")
         elif self._trouble is not None and now - self._trouble[0] > GRACE_S:
             trouble = self._trouble[1]
             if trouble.generation == self.coordinator.quorum.generation:
                 yield from self._retry(trouble.text)
             self._trouble = None
+        for command in self.fleet.asked():
+            self.tell(command)
+        while self._commands:
+            self.fleet.tell(self._commands.popleft())
         if not self._done:
             for request in () if self._folder is None else take(self._folder):
                 yield from self._grant(request)
@@ -337,7 +348,7 @@ class Supervisor:
         self._num_retries += 1
         if self._num_retries > RETRIES:
             raise RankFailed(f"gave up after {RETRIES} new starts of the same devices: {why}")
-        for device in self.launcher.running:
+        for device in self.fleet.running:
             self.watch.start(device, self.now_s)
         self._tell(self.coordinator.retry())
         yield self._event("retry", None, text=why)
@@ -347,11 +358,11 @@ class Supervisor:
     def _greet(self, device: int) -> None:
         self.watch.start(device, self.now_s)
         points = tuple(f.point for f in self._faults if f.device == device and f.action in ("kill", "hang"))
-        self.launcher.tell(Stops(points), device=device)
+        self.fleet.tell(Stops(points), devices=[device])
 
     def _tell(self, quorum: Quorum) -> None:
-        for device in quorum.members:
-            self.launcher.tell(quorum, device=device)
+        self.watch.renew(quorum.members, self.now_s)
+        self.fleet.tell(quorum, devices=quorum.members)
 
     def _event(self, kind: str, device: int | None, *, detect_s: float | None = None, text: str = "") -> Event:
         return Event(time_s=self.now_s, kind=kind, device=device, step=self._step, detect_s=detect_s, text=text)

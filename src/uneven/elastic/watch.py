@@ -6,6 +6,7 @@ of its progress; its other thread still says that it lives.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import final
@@ -74,6 +75,12 @@ class Watch:
         for rank in self._ranks.values():
             rank.heard_s += seconds
             rank.moved_s += seconds
+
+    def renew(self, devices: Iterable[int], now: float) -> None:
+        """These have something new to do, so that standing still begins anew."""
+        for device in devices:
+            if device in self._ranks:
+                self._ranks[device].moved_s = now
 
     def step(self, seconds: float) -> None:
         """A step took so long."""

@@ -25,6 +25,8 @@ ANSWER_S = 2
 """How long a caller may take to say who it is, and the first launcher to answer."""
 RETRY_S = 0.2
 HELLO_BYTES = 2**20
+LINE_S = 2
+"""How long a message that has begun may stand still, on its way in or out: a launcher may be stopped in the midst."""
 PROBE_EVERY_S, PROBES = 5, 3
 """A host that does not even acknowledge these is gone."""
 
@@ -133,7 +135,7 @@ def _welcome(line: Connection, meeting: Meeting, *, lines: Mapping[int, Connecti
         # One that has called has nothing more to say yet: if its line can be read, it has left.
         if index not in lines or lines[index].poll():
             _send([line], {"joined": True})
-            _limit_reading(line, 0)
+            _limit(line, LINE_S)
             return hello
         _send([line], {"refused": f"another {meeting.kind} {index} is there already"})
     line.close()
@@ -173,8 +175,9 @@ def _try(meeting: Meeting, port: int) -> Met | str:
     _send([line], {**hello, "name": socket.gethostname()})
     answer = _read(line) or {}
     if "joined" in answer:
-        _limit_reading(line, 0)
+        _limit(line, 0)
         answer = _read(line) or {"late": f"{meeting.kind} 0 left before all had come"}
+        _limit(line, LINE_S)
     if "names" in answer:
         return Met(Peers(answer["names"], index=meeting.index, kind=meeting.kind, lines={0: line}), address)
     line.close()
@@ -212,14 +215,15 @@ def _line(end: socket.socket) -> Connection:
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * PROBE_EVERY_S * (PROBES + 1))
     line = Connection(end.detach())
-    _limit_reading(line, ANSWER_S)
+    _limit(line, ANSWER_S)
     return line
 
 
-def _limit_reading(line: Connection, seconds: int) -> None:
-    """Give up a read after so long, 0 for never: strangers may say nothing, or half a message."""
+def _limit(line: Connection, seconds: int) -> None:
+    """Give up a read after so long, 0 for never: strangers may say nothing, or half a message. A write has its own."""
     with socket.socket(fileno=os.dup(line.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", LINE_S, 0))
 
 
 def is_loopback(address: str) -> bool:

@@ -1,11 +1,15 @@
 """The line between the launchers of one job: a star of TCP connections around the first of them.
 
-It serves two ends. `exchange` gives to all what each of them says, so that all come to the same decision from the
-same values. And one that fails is heard by the others: the first launcher asks all what they have seen, and the
-earliest failure ends the job everywhere. What is received is JSON and never run. Loads no torch.
+It serves three ends. `exchange` gives to all what each of them says, so that all come to the same decision from the
+same values. One that fails is heard by the others: the first launcher asks all what they have seen, and the earliest
+failure ends the job everywhere. And in a job that outlives its hosts, `say` and `said` carry what the first launcher
+and another have to tell each other. What is received is JSON and never run. Loads no torch.
 """
 
 import json
+import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -39,7 +43,12 @@ class Peers:
         self.names = tuple(names)
         self._lines = dict(lines)
         self._heard: dict[int, dict[str, Any]] = {peer: {} for peer in lines}
+        self._said: list[tuple[int, Any]] = []
+        self._fenced: list[Connection] = []
+        self._sending = threading.Lock()
         self._is_settled = False
+        self._outlives_hosts = False
+        self.gone: dict[int, str] = {}
 
     @property
     def count(self) -> int:
@@ -72,10 +81,10 @@ class Peers:
         try:
             what, value = json.loads(line.recv_bytes(MAX_MESSAGE_BYTES))
         except (EOFError, OSError, ValueError):
-            self._lines.pop(peer).close()
-            text = f"{self.name(peer)} is gone: it ended without a word, or its network did"
-            gone = Failure(0.0, text, HostLost(text))
-            self._heard[peer].setdefault(*(("verdict", gone) if peer == 0 else ("report", [gone])))
+            self.lose(peer, f"{self.name(peer)} is gone: it ended without a word, or its network did")
+            return
+        if what == "say":
+            self._said.append((peer, value))
             return
         if what == "report":
             value = [Failure.from_json(each) for each in value]
@@ -84,10 +93,63 @@ class Peers:
         self._heard[peer][what] = value
 
     def _tell(self, peer: int, message: tuple[str, Any]) -> None:
-        # One that is gone is heard of by its line.
-        if peer in self._lines:
-            with suppress(OSError):
-                self._lines[peer].send_bytes(json.dumps(message).encode())
+        data = json.dumps(message).encode()
+        with self._sending:
+            # One that is gone is heard of by its line.
+            if peer in self._lines:
+                try:
+                    self._lines[peer].send_bytes(data)
+                except BlockingIOError:
+                    # Half a message may be out, after which none would be understood.
+                    with socket.socket(fileno=os.dup(self._lines[peer].fileno())) as end, suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    # A job that outlives its hosts
+
+    def outlive_hosts(self) -> None:
+        """On the first launcher: that another is gone ends nothing from now on; `gone` tells which, and how."""
+        self._outlives_hosts = True
+
+    @property
+    def others(self) -> list[int]:
+        """Those at the other ends of the lines."""
+        return list(self._lines)
+
+    def say(self, peer: int, value: Any) -> None:
+        """Tell one launcher something (JSON). Called by any thread."""
+        self._tell(peer, ("say", value))
+
+    def said(self) -> list[tuple[int, Any]]:
+        """What others have said since the last time, and who; it is taken in by `hear`."""
+        said, self._said = self._said, []
+        return said
+
+    def lose(self, peer: int, why: str) -> None:
+        """Have no more to do with a launcher, which is taken to be gone."""
+        with self._sending:
+            self._lines.pop(peer).close()
+        self._note_end(peer, why)
+
+    def fence(self, peer: int, why: str) -> None:
+        """Have no more to do with a launcher, and let it know, should it still be there."""
+        text = f"the job went on without {self.name(peer)}: {why}"
+        self._tell(peer, ("verdict", Failure(0.0, text, HostLost(text)).to_json()))
+        with self._sending:
+            # It stays open: a closed one would answer what the other has on its way, before that one reads this.
+            self._fenced.append(self._lines.pop(peer))
+        self._note_end(peer, why)
+
+    def _note_end(self, peer: int, why: str) -> None:
+        if self._outlives_hosts:
+            self.gone[peer] = why
+            del self._heard[peer]
+            return
+        gone = Failure(0.0, why, HostLost(why))
+        self._heard[peer].setdefault(*(("verdict", gone) if peer == 0 else ("report", [gone])))
+
+    # Values of all, and failures
 
     def exchange(self, value: Any) -> list[Any]:
         """What every launcher passes (JSON), by index; returns once all have called it. Raises what ended another."""
@@ -166,5 +228,5 @@ class Peers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None:
             self.give_up(error)
-        for line in self._lines.values():
+        for line in (*self._lines.values(), *self._fenced):
             line.close()

@@ -77,9 +77,12 @@ class Site:
 
     def devices_here(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Those of the job's devices whose ranks this launcher starts: they are dealt to the hosts in order."""
-        counts = self.deal(len(devices))
-        first = sum(counts[: self.peers.index])
-        return tuple(devices[first : first + counts[self.peers.index]])
+        return tuple(device for device, host in self.place(devices).items() if host == self.peers.index)
+
+    def place(self, devices: Sequence[int]) -> dict[int, int]:
+        """The index of the launcher that starts the rank of each of the job's devices."""
+        hosts = [index for index, count in enumerate(self.deal(len(devices))) for _ in range(count)]
+        return dict(zip(devices, hosts, strict=True))
 
     def deal(self, num_devices: int) -> tuple[int, ...]:
         """How many devices each host has. Raises ConfigError if that is not what they want."""

@@ -107,15 +107,24 @@ class ParallelPlan:
         return {
             "format": FORMAT,
             "model": self.structure.to_json(),
-            "replicas": [
-                {
-                    "devices": list(replica.layout.devices),
-                    "batch_share": replica.batch_share,
-                    "partitions": {m: p.to_json() for m, p in replica.layout.partitions.items()},
-                }
-                for replica in self.replicas
-            ],
+            "replicas": self.division_to_json(),
         }
+
+    def division_to_json(self) -> list[dict[str, Any]]:
+        """Without the model's structure, for who knows it."""
+        return [
+            {
+                "devices": list(replica.layout.devices),
+                "batch_share": replica.batch_share,
+                "partitions": {m: p.to_json() for m, p in replica.layout.partitions.items()},
+            }
+            for replica in self.replicas
+        ]
+
+    @classmethod
+    def from_division(cls, structure: ModelStructure, entries: Sequence[Mapping[str, Any]]) -> "ParallelPlan":
+        """The plan of this model from `division_to_json`. Raises what a malformed one brings about."""
+        return cls(tuple(_replica_from_json(structure, entry) for entry in entries))
 
     def dumps(self) -> str:
         """JSON with one line for each parameter and partition."""
@@ -134,8 +143,7 @@ class ParallelPlan:
             raise PlanError(f"{where}: expected format {FORMAT!r}, found {found!r}")
         try:
             structure = ModelStructure.from_json(data["model"])
-            replicas = tuple(_replica_from_json(structure, entry) for entry in data["replicas"])
-            return cls(replicas)
+            return cls.from_division(structure, data["replicas"])
         except (KeyError, TypeError, AttributeError) as error:
             raise PlanError(f"{where}: malformed plan ({type(error).__name__}: {error})") from None
         except InputError as error:

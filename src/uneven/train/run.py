@@ -11,15 +11,17 @@ import torch
 
 from uneven.checkpoint.folder import Checkpoint
 from uneven.comm import Transport, World
+from uneven.elastic.agent import Agent
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.faults import parse_fault
+from uneven.elastic.fleet import Fleet
 from uneven.elastic.quorum import Quorum, Spent
 from uneven.elastic.saving import PartWritten
 from uneven.elastic.supervisor import Supervision, Supervisor
 from uneven.errors import ConfigError, NonFiniteGradient, RankFailed
 from uneven.goodput import Event as JobEvent
 from uneven.launch.inline import InlineRank
-from uneven.launch.launcher import Launcher, LaunchSettings
+from uneven.launch.launcher import LaunchSettings
 from uneven.launch.rank import Mailbox, Message
 from uneven.launch.site import Site
 from uneven.modelspec import BytesRead
@@ -29,6 +31,10 @@ from uneven.train.folder import RunFolder
 from uneven.train.job import Job
 from uneven.train.records import MODEL, STOP, Check, Evaluation, Outcome, Started, StepRecord
 
+REPORTS = (BytesRead, PartWritten, Started, StepRecord, Evaluation, Outcome, Check)
+"""What ranks post, besides what every elastic job has."""
+
+Ranks = Supervisor | Agent | InlineRank
 Event = Started | StepRecord | Evaluation | Outcome | Check | JobEvent
 
 
@@ -36,8 +42,8 @@ Event = Started | StepRecord | Evaluation | Outcome | Check | JobEvent
 class TrainingRun:
     """One run of a job in a new folder. Iterating over it trains, and gives what happens as it happens.
 
-    On one host it goes on when devices fail. On several hosts each has one; the first writes the folder and hears what
-    happens, the others add their ranks' logs.
+    It goes on when devices or hosts fail, but for torchrun's and Slurm's. On several hosts each has one; the first
+    writes the folder and hears what happens, the others add their ranks' logs.
     """
 
     def __init__(
@@ -49,7 +55,7 @@ class TrainingRun:
         self.folder = folder
         self.site = site or Site()
         self._transport = choose_transport(job, self.site)
-        self._ranks: Supervisor | Launcher | InlineRank | None = None
+        self._ranks: Ranks | None = None
         self._wants_stop = False
         self._accounts: Accounts | None = None
         self._publisher: Publisher | None = None
@@ -58,7 +64,7 @@ class TrainingRun:
     @property
     def is_elastic(self) -> bool:
         """Whether the job outlives its ranks."""
-        return not self.site.is_rank and self.site.peers.count == 1
+        return not self.site.is_rank
 
     def request_stop(self) -> None:
         """Let every rank end after its current step, and save. May be called from a signal handler."""
@@ -85,11 +91,12 @@ class TrainingRun:
                     self._accounts.left(message.device)
                 elif message.kind == "post" and self.site.is_first:
                     yield from self._take(message, run, time_s=time.perf_counter() - began)
-            # The job ends on all hosts together: till then each hears of what fails on another.
-            self.site.peers.exchange("done")
+            if not self.is_elastic:
+                # The job ends for all together: till then each hears of what fails elsewhere.
+                self.site.peers.exchange("done")
         self._judge()
 
-    def _start(self, run: RunFolder) -> Supervisor | Launcher | InlineRank:
+    def _start(self, run: RunFolder) -> Ranks:
         config = self.job.config
         settings = LaunchSettings(
             self._transport,
@@ -98,31 +105,24 @@ class TrainingRun:
             site=self.site,
         )
         args = (self.job, self.folder, self.is_elastic)
-        if self.is_elastic:
-            checkpoint = None if self._checkpoint is None else self._checkpoint.folder
-            coordinator = Coordinator(
-                self.job.plan, weights=self.job.weights, checkpoint=checkpoint, furthest=run.furthest
-            )
-            self._publisher = Publisher(self.job, self.folder, coordinator=coordinator)
-            faults = tuple(parse_fault(text) for text in config.elastic.faults)
-            return Supervisor(
-                _train_rank,
-                args,
-                coordinator=coordinator,
-                settings=settings,
-                supervision=Supervision(config.elastic.hang_s, faults, self.folder),
-            )
-        ranks = InlineRank if self.site.is_rank else Launcher
-        return ranks(_train_rank, args, devices=self.job.plan.devices, settings=settings)
-
-    def _keep_accounts(
-        self, ranks: Supervisor | Launcher | InlineRank, run: RunFolder
-    ) -> AbstractContextManager[Accounts | None]:
-        return (
-            Accounts(self.job, self.folder, ranks=ranks, furthest=run.furthest)
-            if isinstance(ranks, Supervisor)
-            else nullcontext()
+        plan = self.job.plan
+        if not self.is_elastic:
+            return InlineRank(_train_rank, args, devices=plan.devices, settings=settings)
+        if not self.site.is_first:
+            return Agent(_train_rank, args, home=plan, settings=settings, reports=REPORTS)
+        checkpoint = None if self._checkpoint is None else self._checkpoint.folder
+        coordinator = Coordinator(plan, weights=self.job.weights, checkpoint=checkpoint, furthest=run.furthest)
+        self._publisher = Publisher(self.job, self.folder, coordinator=coordinator)
+        return Supervisor(
+            Fleet(_train_rank, args, home=plan, settings=settings, reports=REPORTS),
+            coordinator=coordinator,
+            supervision=Supervision(config.elastic.hang_s, tuple(map(parse_fault, config.elastic.faults)), self.folder),
         )
+
+    def _keep_accounts(self, ranks: Ranks, run: RunFolder) -> AbstractContextManager[Accounts | None]:
+        if not isinstance(ranks, Supervisor):
+            return nullcontext()
+        return Accounts(self.job, self.folder, ranks=ranks, furthest=run.furthest)
 
     @property
     def goodput(self) -> float | None:
@@ -134,9 +134,12 @@ class TrainingRun:
         """Where the metrics are served, if they are."""
         return None if self._accounts is None or self._accounts.exporter is None else self._accounts.exporter.port
 
-    def _hear(self, ranks: Supervisor | Launcher | InlineRank) -> Iterator[Message | JobEvent]:
+    def _hear(self, ranks: Ranks) -> Iterator[Message | JobEvent]:
         if isinstance(ranks, Supervisor):
             return ranks.events()
+        if isinstance(ranks, Agent):
+            ranks.serve()
+            return iter(())
         plan = self.job.plan
         ranks.tell(Quorum(0, plan.devices, plan, plans={0: plan}))
         return ranks.messages()
