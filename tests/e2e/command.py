@@ -96,6 +96,13 @@ class TinyJob:
     def metrics(self, out: str = "run") -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / out / "metrics.jsonl").read_text().splitlines()]
 
+    def events(self, out: str = "run") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / out / "events.jsonl").read_text().splitlines()]
+
+    def devices(self, out: str = "run") -> list[dict[str, Any]]:
+        devices: list[dict[str, Any]] = json.loads((self.folder / out / "devices.json").read_text())
+        return devices
+
     def summary(self, out: str = "run") -> dict[str, Any]:
         summary: dict[str, Any] = json.loads((self.folder / out / "summary.json").read_text())
         return summary

@@ -246,17 +246,25 @@ def test_ctrl_c_while_torch_is_loading_is_one_message(tiny: TinyJob) -> None:
     assert_nothing_is_left(process.pid)
 
 
-def test_a_killed_rank_ends_the_job_by_name_and_leaves_nothing(tiny: TinyJob) -> None:
+def test_a_killed_rank_is_named_and_the_job_goes_on(tiny: TinyJob) -> None:
     process = start(tiny, train__steps=100_000)
     wait_for_steps(tiny, process, 2)
     ranks = {pid for pid in processes_of_group(process.pid) if rank_log_of(pid) == "rank-1.log"}
     assert len(ranks) == 1
     os.kill(ranks.pop(), signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert errors.startswith("RankFailed: rank 1 of 3 failed:")
-    assert "SIGKILL" in errors
-    assert not (tiny.folder / "run/model.partial").exists()
+    wait_for_steps(tiny, process, len(tiny.metrics()) + 3)
+    os.kill(process.pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "failure of device 1" in output
+    assert "SIGKILL" in output
+    assert [event["kind"] for event in tiny.events()][:2] == ["failure", "recovery"]
+    assert [line["step"] for line in tiny.metrics()] == list(range(1, len(tiny.metrics()) + 1))
+    assert [(each["id"], each["state"]) for each in tiny.devices()] == [
+        (0, "healthy"),
+        (1, "failed"),
+        (2, "healthy"),
+    ]
     assert_nothing_is_left(process.pid)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 # The lines of src/uneven together. Raising it takes a page in docs/decisions/ that says what they buy.
-SRC_LINE_BUDGET = 15500
+SRC_LINE_BUDGET = 17000
 MAX_FILE_LINES = MappingProxyType({"src": 400, "tests": 600})
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6

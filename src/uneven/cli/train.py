@@ -79,20 +79,26 @@ def train(
     }
     checkpoint = None
     if resume is not None:
-        if config is not None or out is not None:
-            raise ConfigError(
-                f"--resume {resume}: goes on with that run's configuration, in its folder; leave out "
-                f"{'--out' if config is None else config}"
-            )
-        checkpoint, config = newest(resume), resume / CONFIG
+        checkpoint, config = _find_checkpoint(resume, given=config or out), resume / CONFIG
         flags["elastic.faults"] = fault or []
     settings = load_config(config, settings=set_ or (), flags=flags)
-    place: Place = context.obj or Place.of(static_job())
+    _run(settings, context.obj or Place.of(static_job()), out=resume or out, checkpoint=checkpoint)
+
+
+def _find_checkpoint(run: Path, *, given: Path | None) -> Checkpoint:
+    """The newest one of a run that is to go on; it has its own configuration and folder."""
+    if given is not None:
+        raise ConfigError(f"--resume {run}: goes on with that run's configuration, in its folder; leave out {given}")
+    return newest(run)
+
+
+def _run(settings: TrainConfig, place: Place, *, out: Path | None, checkpoint: Checkpoint | None) -> None:
+    """Train at a place among other hosts, in the folder `out`: a new one, or that of the checkpoint."""
     folder: Path | None = None
     try:
         console = _greet(place)
         with join(place, timeout_s=settings.launch.timeout_s) as site:
-            folder = resume or _choose_folder(out, site)
+            folder = out if out and checkpoint else _choose_folder(out, site)
             job = _prepare(_with_division(settings, site), site, console=console)
             if checkpoint is not None:
                 checkpoint.manifest.check_model(job.plan.structure, where=str(checkpoint.folder))

@@ -141,7 +141,8 @@ class TrainingRun:
             ranks.serve()
             return iter(())
         plan = self.job.plan
-        ranks.tell(Quorum(0, plan.devices, plan, plans={0: plan}))
+        checkpoint = None if self._checkpoint is None else self._checkpoint.folder
+        ranks.tell(Quorum(0, plan.devices, plan, checkpoint=checkpoint, plans={0: plan}))
         return ranks.messages()
 
     def _note(self, event: JobEvent, run: RunFolder) -> Iterator[Event]:
@@ -160,7 +161,7 @@ class TrainingRun:
         """What a rank reports."""
         report: Any = message.payload
         if isinstance(report, PartWritten):
-            yield from self._publish(message.device, report, run)
+            yield from self._publish(message.device, report, run=run)
         elif isinstance(report, Spent):
             if self._accounts is not None:
                 self._accounts.spent(message.device, report)
@@ -184,7 +185,7 @@ class TrainingRun:
                 run.show_devices(self._ranks.devices())
             yield report
 
-    def _publish(self, device: int, written: PartWritten, run: RunFolder) -> Iterator[Event]:
+    def _publish(self, device: int, written: PartWritten, *, run: RunFolder) -> Iterator[Event]:
         """A rank has written its part of a checkpoint."""
         assert self._publisher is not None
         assert isinstance(self._ranks, Supervisor)
