@@ -220,6 +220,7 @@ def test_connections_that_were_never_made_are_given_up_with_the_timeout(pool: Ra
     for device, found in enumerate(pool.run(on_a_store_of_its_own, leave_connecting, 3.0, num_ranks=2)):
         record_property("descriptors_and_threads", found)
         first, *_, last, after = found
-        assert (last[1] > first[1]) == (device == 0)
-        assert after[0] <= first[0]
-        assert after[1] <= first[1]
+        assert (last[1] >= first[1] + 5) == (device == 0)
+        # Less than one of each connection: how soon the threads of gloo itself end is left to chance.
+        assert after[0] < first[0] + 5
+        assert after[1] < first[1] + 5
