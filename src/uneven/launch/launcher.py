@@ -82,6 +82,15 @@ class _Rank:
         self.lifeline.close()
 
 
+def _exists(pid: int | None) -> bool:
+    """Whether there is a process of this id."""
+    try:
+        os.kill(pid or 0, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @final
 class Launcher:
     """A job's processes on this host, `program(world, mailbox, *args)` in each; leaving it as a context ends them.
@@ -208,6 +217,10 @@ class Launcher:
         ready = mp_connection.wait(lines, timeout_s)
         messages = []
         for rank in waiting:
+            if rank.process.sentinel in ready and _exists(rank.process.pid):
+                # The zygote tells that a process has ended once it has seen to it; this one is there.
+                text = "the zygote, from which ranks are forked, has ended, so that their ends can't be seen any more"
+                raise self.fail({rank.device: Failure(0.0, text)})
             if rank.connection in ready or rank.process.sentinel in ready:
                 message = self._receive(rank)
                 rank.is_done = message.kind in ("result", "error", "end")
@@ -223,10 +236,6 @@ class Launcher:
     def _receive(self, rank: _Rank) -> Message:
         """The next message of a rank that has one or is dead; of a death without a word that is of the kind `end`."""
         try:
-            # A rank's end closes its line too; a line that stays open means that the zygote, which tells ends, is gone.
-            if not rank.connection.poll(GRACE_S):
-                text = "the zygote, from which ranks are forked, has ended, so that their ends can't be seen any more"
-                return Message(rank.device, "error", Failure(0.0, text))
             message: Message = rank.connection.recv()
             return message
         except (EOFError, ConnectionResetError):
