@@ -239,12 +239,12 @@ class Jobs:
 
 
 def marked(value: str) -> dict[int, str]:
-    """Processes of a job, by their environment, and what they run."""
+    """Processes of a job, by their environment, with their name, state and parent."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={value}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
+                found[int(folder.name)] = (folder / "stat").read_text()[:60]
         except OSError:
             continue  # it has ended, or is another user's
     return found

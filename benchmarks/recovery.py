@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import final
@@ -83,7 +84,7 @@ class Run:
     def step_s(self) -> float:
         """Of an undisturbed step: before the first kill."""
         times = [at for at, step, _ in self.commits if step <= self.kills[0][1]]
-        return median(after - before for before, after in zip(times, times[1:], strict=False))
+        return median(after - before for before, after in pairwise(times))
 
 
 class System(ABC):
@@ -151,7 +152,8 @@ class System(ABC):
         return int(path.read_text() or 0) or None if path.exists() else None
 
     def revive(self) -> None:
-        """Let the victim come back, where nobody else does."""
+        """Let the victim come back; here, others see to that."""
+        return
 
     def peer(self, python: Path, *options: str) -> list[str]:
         """The command of a peer's processes."""
@@ -198,7 +200,8 @@ class Torchrun(System):
 
     def start(self) -> None:
         options = ("--standalone", f"--nproc-per-node={NUM_RANKS}")
-        self.spawn("torchrun", self.peer(Path(sys.executable), *options))
+        # Without this the processes of a restart find the addresses of those before in the store, and fail.
+        self.spawn("torchrun", self.peer(Path(sys.executable), *options), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
 @final
@@ -290,9 +293,9 @@ def page(form: Form, runs: dict[str, list[Run]], *, why_not: str) -> list[str]:
     lines = [
         "# What a killed process costs",
         "",
-        f"The built-in model on {NUM_RANKS} processes of one thread, {SEQUENCES} sequences of 128 tokens a step. A process "
-        f"is killed from outside after the steps {', '.join(map(str, form.kills))} of {form.steps}, or when it has come "
-        f"back from the kill before; {form.rounds} runs of each system in turn.",
+        f"The built-in model on {NUM_RANKS} processes of one thread, {SEQUENCES} sequences of 128 tokens a step. A "
+        f"process is killed from outside after the steps {', '.join(map(str, form.kills))} of {form.steps}, or when it "
+        f"has come back from the kill before; {form.rounds} runs of each system in turn.",
         "",
         "| | seconds from a kill to the next committed step | tokens committed a second, over the run |",
         "|---|---|---|",
@@ -311,8 +314,8 @@ def page(form: Form, runs: dict[str, list[Run]], *, why_not: str) -> list[str]:
         *lines,
         "",
         "uneven has 2 + 1 devices: the replica of two goes on with one, and the device joins again as soon as it may. "
-        f"torchrun starts all processes anew, which load a checkpoint of each {STEPS_PER_CHECKPOINT} steps: the steps since "
-        "then are done again, and count once. "
+        f"torchrun starts all processes anew, which load a checkpoint of each {STEPS_PER_CHECKPOINT} steps: the steps "
+        "since then are done again, and count once. "
         + (
             f"torchft is not compared: {why_not}."
             if why_not
