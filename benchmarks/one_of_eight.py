@@ -223,8 +223,8 @@ def page(losses: Sequence[Loss]) -> list[str]:
         "",
         f"A model of hidden size {MODEL['hidden_size']}, {MODEL['num_attention_heads']} heads, "
         f"{MODEL['intermediate_size']} channels and {MODEL['num_hidden_layers']} layers; {BATCH} sequences of "
-        f"{SEQ_LEN} tokens. The time of a step is modelled: the sum over attention, mlp and vocabulary, layer by layer, of "
-        "the slowest device's CPU time, measured one device at a time, and the update.",
+        f"{SEQ_LEN} tokens. The time of a step is modelled: the sum over attention, mlp and vocabulary, layer by "
+        "layer, of the slowest device's CPU time, measured one device at a time, and the update.",
         "",
         f"| devices | after device {LOST} is lost | 8/7 of the undisturbed time over the time after | target | "
         "lost by whole heads | lost by whole sequences |",

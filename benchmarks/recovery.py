@@ -56,7 +56,7 @@ class Form:
     is_quick: bool = False
 
 
-LONG = Form(steps=350, kills=(50, 150, 250), rounds=2)
+LONG = Form(steps=350, kills=(50, 150, 250), rounds=1)
 QUICK = Form(steps=30, kills=(10,), rounds=1, is_quick=True)
 
 

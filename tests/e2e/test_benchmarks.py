@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import overhead, startup, sync
+from benchmarks import elastic_overhead, one_of_eight, overhead, recovery, reshard, startup, sync
 from benchmarks.sync_model import GATHER, OWNERS, UNIFORM, loads, times
 from uneven.layout import Shard
 
@@ -100,3 +100,26 @@ def test_start_up_is_timed_to_the_first_step(capsys) -> None:
     assert seconds.keys() == {"uneven", "torchrun"}
     assert all(len(each) == 1 and each[0] > 1 for each in seconds.values())
     assert "at most 1:" in capsys.readouterr().out
+
+
+def test_a_killed_process_is_timed_to_the_next_step(capsys) -> None:
+    runs = recovery.main(["--quick"])
+    assert runs.keys() == {"uneven", "torchrun"}
+    for name, (run,) in runs.items():
+        assert [step for _, step, _ in run.commits][-1] == recovery.QUICK.steps, name
+        assert len(run.recovery_s) == len(recovery.QUICK.kills)
+    page = capsys.readouterr().out
+    assert "over that of torchrun" in page
+    assert page.count("at least 0.97") == len(one_of_eight.HOMES)
+
+
+def test_parts_are_moved_beside_plain_messages(capsys) -> None:
+    results = reshard.main(["--quick"])
+    assert {(each.num_devices, each.dim) for each in results} == {(2, 0), (2, 1)}
+    assert capsys.readouterr().out.count("at least 0.6") == len(results)
+
+
+def test_steps_are_taken_with_and_without_what_is_there_for_failures(capsys) -> None:
+    times = elastic_overhead.main(["--quick"])
+    assert all(len(each) == elastic_overhead.QUICK.rounds for each in times.values())
+    assert "at most 1.01" in capsys.readouterr().out
