@@ -48,11 +48,13 @@ def verdict(found: float, *, at_most: float | None = None, at_least: float | Non
     return f"at least {at_least:g}: {'met' if at_least is not None and found >= at_least else 'MISSED'}"
 
 
-def parse_arguments(description: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options that all benchmarks have."""
+def parse_arguments(description: str | None, argv: Sequence[str] | None, **numbers: str) -> argparse.Namespace:
+    """The options that all benchmarks have, and those of one that take whole numbers, with what they mean."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions; no result to keep")
     parser.add_argument("--write", action="store_true", help="write the page to benchmarks/results")
+    for name, meaning in numbers.items():
+        parser.add_argument(f"--{name}", type=int, help=meaning)
     return parser.parse_args(argv)
 
 

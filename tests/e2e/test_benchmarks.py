@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import checkpoint, overhead, startup, sync
+from benchmarks import checkpoint, elastic_overhead, one_of_eight, overhead, recovery, reshard, startup, sync
 from benchmarks.sync_model import GATHER, OWNERS, UNIFORM, loads, times
 from uneven.layout import Shard
 
@@ -108,3 +108,26 @@ def test_parts_of_checkpoints_are_written_and_read(capsys) -> None:
     assert all(rate > 0 for rates in found.values() for each in rates.values() for rate in each)
     page = capsys.readouterr().out
     assert all(name in page for name in ("dim 0", "dim 1", *checkpoint.CHECKSUMS))
+
+
+def test_a_killed_process_is_timed_to_the_next_step(capsys) -> None:
+    runs = recovery.main(["--quick"])
+    assert runs.keys() == {"uneven", "torchrun"}
+    for name, (run,) in runs.items():
+        assert [step for _, step, _ in run.commits][-1] == recovery.QUICK.steps, name
+        assert len(run.recovery_s) == len(recovery.QUICK.kills)
+    page = capsys.readouterr().out
+    assert "over that of torchrun" in page
+    assert page.count("at least 0.97") == len(one_of_eight.HOMES)
+
+
+def test_parts_are_moved_beside_plain_messages(capsys) -> None:
+    results = reshard.main(["--quick"])
+    assert {(each.num_devices, each.dim) for each in results} == {(2, 0), (2, 1)}
+    assert capsys.readouterr().out.count("at least 0.6") == len(results)
+
+
+def test_steps_are_taken_with_and_without_what_is_there_for_failures(capsys) -> None:
+    times = elastic_overhead.main(["--quick"])
+    assert all(len(each) == elastic_overhead.QUICK.rounds for each in times.values())
+    assert "at most 1.01" in capsys.readouterr().out
