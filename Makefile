@@ -1,10 +1,13 @@
+# `make train` loses a device on purpose, and gets it back: FAULTS= leaves it alone.
+FAULTS ?= --fault kill:device=1,step=60 --fault return:device=1,step=200
+
 # `make train` and `make test` set up what they need first. Further flags: `make train ARGS="--set train.steps=20"`.
 ARGS ?=
 
 .PHONY: train test check clean
 
 train: .venv/.ready
-	.venv/bin/uneven train --out runs/$$(date +%Y%m%d-%H%M%S) $(ARGS)
+	.venv/bin/uneven train --out runs/$$(date +%Y%m%d-%H%M%S) $(FAULTS) $(ARGS)
 
 test: .venv/.ready
 	scripts/test $(ARGS)

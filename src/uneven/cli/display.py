@@ -72,6 +72,8 @@ class TrainingDisplay:
         self._speed = 0.0
         self._heldout = ""
         self._last_line = 0.0
+        self._goodput: float | None = None
+        self._happened: list[JobEvent] = []
         self._outcome: Outcome | None = None
         self._check: Check | None = None
 
@@ -82,8 +84,11 @@ class TrainingDisplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._progress.stop()
 
-    def show(self, event: Started | StepRecord | Evaluation | Outcome | Check | JobEvent) -> None:
-        """Take notice of what a run reports."""
+    def show(
+        self, event: Started | StepRecord | Evaluation | Outcome | Check | JobEvent, *, goodput: float | None = None
+    ) -> None:
+        """Take notice of what a run reports, and of the useful part of its devices' time so far."""
+        self._goodput = goodput
         if isinstance(event, Started):
             self._progress.update(self._task, description="training")
         elif isinstance(event, StepRecord):
@@ -96,12 +101,14 @@ class TrainingDisplay:
         elif isinstance(event, Check):
             self._check = event
         else:
+            self._happened.append(event)
             self._console.print(event.line, markup=False, highlight=False)
 
     def _show_step(self, record: StepRecord) -> None:
         speed = max(record.tokens, 1) / record.time_s
         self._speed = speed if self._speed == 0 else 0.9 * self._speed + 0.1 * speed
-        status = f"loss {record.loss:.3f}{self._heldout}  {self._speed:,.0f} tokens/s"
+        goodput = f"  goodput {self._goodput:.0%}" if self._goodput else ""
+        status = f"loss {record.loss:.3f}{self._heldout}  {self._speed:,.0f} tokens/s{goodput}"
         if record.is_skipped:
             status += "  [red]skipped: gradients not finite[/]"
         self._progress.update(self._task, completed=record.step, status=status)
@@ -130,6 +137,14 @@ class TrainingDisplay:
         )
         if outcome.num_skipped:
             table.add_row("skipped", f"{outcome.num_skipped} steps with gradients that were not finite")
+        for event in self._happened:
+            if event.kind in ("recovery", "join", "drain", "corruption", "missed"):
+                table.add_row(event.kind, escape(event.line))
+        if self._goodput is not None:
+            table.add_row(
+                "goodput",
+                f"{self._goodput:.1%} of all devices' time was useful; see: uneven goodput {escape(str(self._folder))}",
+            )
         table.add_row("held-out loss", f"{outcome.heldout_loss:.6f} nats/token on {outcome.num_heldout} sequences")
         if check.reloaded_loss is not None:
             table.add_row(

@@ -24,7 +24,7 @@ from uneven.launch.site import Place, Site, join
 from uneven.launch.zygote import warm_up
 from uneven.train.fingerprint import data_fingerprint, design_fingerprint
 from uneven.train.job import Design, Job, design_job, prepare_job
-from uneven.train.records import CONFIG
+from uneven.train.records import CONFIG, Started
 
 train_app = typer.Typer()
 
@@ -194,7 +194,9 @@ def run_job(job: Job, folder: Path, *, site: Site, console: Console, checkpoint:
     display = TrainingDisplay(job, folder, console=console)
     with _stop_on_signals(run.request_stop, console=console), display:
         for event in run:
-            display.show(event)
+            if isinstance(event, Started) and run.metrics_port is not None:
+                console.print(f"metrics  http://127.0.0.1:{run.metrics_port}/metrics", markup=False)
+            display.show(event, goodput=run.goodput)
     display.summarise()
 
 

@@ -29,6 +29,8 @@ class ParameterSpec:
     init: Init
 
     def __post_init__(self) -> None:
+        if not self.shape:
+            raise LayoutError(f"{self.name}: a parameter has at least one dimension, found the shape []")
         for size in self.shape:
             require_whole(self.name, size=size)
         if self.init not in ("normal", "zeros", "ones"):
