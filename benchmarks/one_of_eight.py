@@ -30,8 +30,8 @@ LOST = 2
 MODEL = {
     "model_type": "llama",
     "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 4,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 2,
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
     "vocab_size": 8192,
@@ -39,7 +39,7 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 SMALL = MODEL | {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 1, "vocab_size": 256}
-SEQ_LEN = 256
+SEQ_LEN = 128
 HOMES = {"8": [[1.0] * 8], "4 + 4": [[1.0] * 4] * 2}
 OPTIMIZER = "optimizer"
 
@@ -212,7 +212,7 @@ def measure(*, is_quick: bool) -> list[Loss]:
         for name, shares in HOMES.items():
             home = ParallelPlan.from_shares(spec.structure, shares)
             left = repartition(home, home=home, devices=set(home.devices) - {LOST})
-            before, after = (timing(spec, plan, repetitions=1 if is_quick else 5) for plan in (home, left))
+            before, after = (timing(spec, plan, repetitions=1 if is_quick else 4) for plan in (home, left))
             losses.append(Loss(name, before, after))
     return losses
 
