@@ -30,8 +30,8 @@ LOST = 2
 MODEL = {
     "model_type": "llama",
     "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 4,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 2,
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
     "vocab_size": 8192,
@@ -39,7 +39,7 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 SMALL = MODEL | {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 1, "vocab_size": 256}
-SEQ_LEN = 256
+SEQ_LEN = 128
 HOMES = {"8": [[1.0] * 8], "4 + 4": [[1.0] * 4] * 2}
 OPTIMIZER = "optimizer"
 
@@ -196,13 +196,22 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def timing(spec: ModelSpec, plan: ParallelPlan, *, repetitions: int) -> Timing:
-    return Timing(
-        tuple(len(replica.layout.devices) for replica in plan.replicas),
-        tuple(plan.samples(BATCH)),
-        {device: Device(spec, plan, device).measure(repetitions) for device in plan.devices},
-        {device: plan.replica_of(device) for device in plan.devices},
-    )
+def timings(spec: ModelSpec, plans: Sequence[ParallelPlan], *, repetitions: int) -> list[Timing]:
+    """Of each plan; their devices take turns, so that a load that rises or falls favours none."""
+    seconds: list[dict[int, dict[str, float]]] = [{} for _ in plans]
+    for device in plans[0].devices:
+        for plan, found in zip(plans, seconds, strict=True):
+            if device in plan.devices:
+                found[device] = Device(spec, plan, device).measure(repetitions)
+    return [
+        Timing(
+            tuple(len(replica.layout.devices) for replica in plan.replicas),
+            tuple(plan.samples(BATCH)),
+            found,
+            {device: plan.replica_of(device) for device in plan.devices},
+        )
+        for plan, found in zip(plans, seconds, strict=True)
+    ]
 
 
 def measure(*, is_quick: bool) -> list[Loss]:
@@ -212,8 +221,7 @@ def measure(*, is_quick: bool) -> list[Loss]:
         for name, shares in HOMES.items():
             home = ParallelPlan.from_shares(spec.structure, shares)
             left = repartition(home, home=home, devices=set(home.devices) - {LOST})
-            before, after = (timing(spec, plan, repetitions=1 if is_quick else 5) for plan in (home, left))
-            losses.append(Loss(name, before, after))
+            losses.append(Loss(name, *timings(spec, [home, left], repetitions=1 if is_quick else 4)))
     return losses
 
 
