@@ -87,6 +87,16 @@ class Run:
         return median(after - before for before, after in pairwise(times))
 
 
+def processes_in(folder: Path) -> list[int]:
+    """Processes that work in a folder: torchrun's have sessions of their own, and outlive it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and (entry / "cwd").resolve() == folder.resolve():
+                found.append(int(entry.name))
+    return found
+
+
 class System(ABC):
     """A way to train that survives a kill, in a folder of its own; as a context it ends all of its processes."""
 
@@ -104,10 +114,13 @@ class System(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Those that started others first, so that none is started again.
         for process in self._processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
+        for pid in processes_in(self.folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def spawn(self, name: str, command: Sequence[str], **environment: str) -> None:
         with (self.folder / f"{name}.txt").open("wb") as output:
