@@ -41,8 +41,8 @@ NEVER_S = 1e6
 class Form:
     """Rounds of `steps` steps of each kind; the batch makes a step of about 200 ms."""
 
-    rounds: int = 40
-    steps: int = 3
+    rounds: int = 30
+    steps: int = 2
     global_batch: int = 20
 
 
