@@ -43,7 +43,7 @@ class Form:
 
     rounds: int = 30
     steps: int = 2
-    global_batch: int = 20
+    global_batch: int = 9
 
 
 QUICK = Form(rounds=2, steps=1, global_batch=4)
