@@ -41,9 +41,9 @@ NEVER_S = 1e6
 class Form:
     """Rounds of `steps` steps of each kind; the batch makes a step of about 200 ms."""
 
-    rounds: int = 40
-    steps: int = 3
-    global_batch: int = 20
+    rounds: int = 30
+    steps: int = 2
+    global_batch: int = 9
 
 
 QUICK = Form(rounds=2, steps=1, global_batch=4)

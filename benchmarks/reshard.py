@@ -31,8 +31,8 @@ class Form:
     """Processes, bytes that each of them sends, and repetitions. A parameter has rows of `width` elements."""
 
     sizes: tuple[int, ...] = (2, 4)
-    megabytes: int = 128
-    repetitions: int = 9
+    megabytes: int = 64
+    repetitions: int = 7
     width: int = 2048
     num_parameters: int = 16
 
