@@ -30,6 +30,7 @@ class Pending:
         if self._work is not None:
             with self._group.pulse.wait(self._group.purpose):
                 self._group.await_work(self._work)
+            self._group.forget(self._work)  # or it would keep its tensors alive
 
 
 @final
@@ -131,7 +132,6 @@ class Group:
         return self._process_group
 
     def _started(self, work: dist.Work) -> Pending:
-        self._under_way = [each for each in self._under_way if not each.is_completed()]
         self._under_way.append(work)
         return Pending(work, group=self)
 
@@ -151,6 +151,10 @@ class Group:
                     raise PeerLost(f"interrupted while waiting for {self.purpose} of {list(self.devices)}") from None
             else:
                 return
+
+    def forget(self, work: dist.Work) -> None:
+        """It is done."""
+        self._under_way = [each for each in self._under_way if each is not work]
 
     def _conclude(self, work: dist.Work) -> None:
         try:
