@@ -23,9 +23,10 @@ from benchmarks.report import Spread, parse_arguments, publish, ratio, spread, s
 from uneven.comm import Group, Pulse, Transport, World
 from uneven.config import TrainConfig
 from uneven.elastic.coordinator import Coordinator
+from uneven.elastic.fleet import Fleet
 from uneven.elastic.member import Member
 from uneven.elastic.quorum import Spent
-from uneven.elastic.supervisor import Supervisor
+from uneven.elastic.supervisor import Supervision, Supervisor
 from uneven.goodput import DeviceClock, Event
 from uneven.launch.launcher import LaunchSettings
 from uneven.launch.rank import Mailbox
@@ -109,13 +110,8 @@ def measure(form: Form) -> dict[str, list[float]]:
             "parallel": {"replicas": [2]},
         }
         job = prepare_job(design_job(TrainConfig.model_validate(settings)))
-        ranks = Supervisor(
-            rank,
-            (job, form),
-            coordinator=Coordinator(job.plan),
-            settings=LaunchSettings(Transport(), num_threads=1),
-            hang_s=NEVER_S,
-        )
+        fleet = Fleet(rank, (job, form), home=job.plan, settings=LaunchSettings(Transport(), num_threads=1))
+        ranks = Supervisor(fleet, coordinator=Coordinator(job.plan), supervision=Supervision(NEVER_S))
         results = {}
         with ranks, Accounts(job, folder, ranks=ranks) as accounts:
             for found in ranks.events():

@@ -177,6 +177,6 @@ def test_every_rank_leaves_a_trace_of_a_few_steps(tiny: TinyJob, num_steps: int,
         assert all({"name", "ph"} <= event.keys() for event in events)
         spans = [event["name"] for event in events if event["ph"] == "X"]
         assert [span for span in spans if span.startswith("step ")] == [f"step {step}" for step in traced]
-        for part in ("forward", "backward", "sync", "commit", "optimizer"):
+        for part in ("forward", "backward", "sync", "commit and apply"):
             assert spans.count(part) >= len(traced), part
         assert any("all_reduce" in span for span in spans)

@@ -29,7 +29,7 @@ FILE_NAME = re.compile(r"# ([\w.-]+)\n")
 """The first line of a block that the page's commands know as a file."""
 OTHER_COMMANDS = re.compile(
     r"make (train|test|check)|scripts/(setup|check|test)( .*)?|pip install .*|"
-    r"(uneven (launch|goodput|export)|torchrun) .*"
+    r"(uneven (launch|goodput|export|drain|join)|torchrun) .*"
 )
 """What else a page may tell a reader to type; it runs in continuous integration or in a module of tests for it."""
 SHORT = (

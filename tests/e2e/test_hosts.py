@@ -95,7 +95,13 @@ def test_two_hosts_follow_one(job: TinyJob, reference: str, network: OtherNetwor
     assert "held-out loss" in here.stdout
     assert other.output.splitlines() == [f"host 1 of 2, meeting at {network.near}, port 29400 to 29407"]
     written = [path.relative_to(job.folder).as_posix() for path in (job.folder / "there").rglob("*")]
-    assert sorted(written) == ["there/logs", "there/logs/rank-1.log"]
+    # Without a folder that they share no checkpoint can become whole: each host has its ranks' parts.
+    part = "there/checkpoints/.step-00000004.generation-0/rank-1.safetensors"
+    assert sorted(written) == [
+        *("there/checkpoints", "there/checkpoints/.step-00000004.generation-0", part),
+        *("there/logs", "there/logs/rank-1.log"),
+    ]
+    assert "can't be published" in here.stdout
 
 
 def test_torchrun_follows_one_launcher(job: TinyJob) -> None:
