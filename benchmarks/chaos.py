@@ -53,7 +53,7 @@ class Form:
 
 
 LONG = Form(steps=160, num_faults=200)
-SHORT = Form(steps=70, num_faults=8, degrees=((2, 2, 2),))
+SHORT = Form(steps=45, num_faults=5, degrees=((2, 2, 2),))
 
 
 class Draw:

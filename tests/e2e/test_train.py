@@ -307,7 +307,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(tiny: TinyJob) -> Non
     result = tiny.train(out="r[/x]", data__paths=["m[/b]/a[red].txt"], train__seq_len=16)
     assert result.returncode == 0, result.stderr
     assert "m[/b]/a[red].txt" in result.stdout
-    assert "r[/x]: config.json" in result.stdout
+    assert "r[/x]: checkpoints, config.json" in result.stdout
 
 
 def parent_of(pid: int) -> int:

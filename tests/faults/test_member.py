@@ -21,9 +21,11 @@ from uneven.comm import Transport, World
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.division import Recipe
 from uneven.elastic.faults import Fault, Phase, Point
+from uneven.elastic.fleet import Fleet
 from uneven.elastic.inbox import FOLDER, Request, put
 from uneven.elastic.member import Member
-from uneven.elastic.supervisor import LEFT, Supervision, Supervisor
+from uneven.elastic.ranks import LEFT
+from uneven.elastic.supervisor import Supervision, Supervisor
 from uneven.goodput import Event
 from uneven.launch.launcher import LaunchSettings
 from uneven.launch.rank import Mailbox
@@ -165,7 +167,7 @@ class Told:
 
     def watch(self, job: Supervisor) -> None:
         """Remember the processes that there are."""
-        for pid in job.launcher.pids.values():
+        for pid in job.fleet.pids.values():
             if pid not in self.pids:
                 self.pids[pid] = os.pidfd_open(pid)
 
@@ -176,7 +178,8 @@ def supervised(course: Course, supervision: Supervision) -> Iterator[tuple[Super
     warm_up("transformers.models.llama.modeling_llama", "uneven.elastic.member", __name__)
     told = Told()
     coordinator = Coordinator(course.plan)
-    job = Supervisor(train, (course,), coordinator=coordinator, settings=SETTINGS, supervision=supervision)
+    fleet = Fleet(train, (course,), home=course.plan, settings=SETTINGS)
+    job = Supervisor(fleet, coordinator=coordinator, supervision=supervision)
     with job:
         told.watch(job)
         yield job, told
@@ -349,7 +352,7 @@ def test_a_rank_that_hangs_is_ended() -> None:
 def test_a_device_that_is_drained_leaves_and_may_return() -> None:
     course = Course(((1.0,) * 2, (1.0,)))
     told = run(course, [Fault("drain", device, Point("forward", 3)) for device in (0, 2)])
-    assert told.texts("fault") == ["drain:device=0,step=3,phase=forward", "drain:device=2,step=3,phase=forward"]
+    assert told.texts("fault") == ["drain:device=0,step=3", "drain:device=2,step=3"]
     assert told.count("drain") == Counter([0, 2])
     assert told.count("join") == Counter([0, 2])
     assert told.count("failure") == Counter()
