@@ -34,7 +34,7 @@ OTHER_COMMANDS = re.compile(
 """What else a page may tell a reader to type; it runs in continuous integration or in a module of tests for it."""
 SHORT = (
     *("train.steps=2", "train.seq_len=32", "eval.reload=false", "eval.sequences=2", "sample.tokens=0"),
-    "launch.threads=1",
+    *("launch.threads=1", "checkpoint.every=0"),
 )
 
 
