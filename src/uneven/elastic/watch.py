@@ -101,7 +101,8 @@ class Watch:
         ]
 
     def _patience(self, rank: _Rank) -> float:
-        if rank.is_busy:
+        # How long a step takes is not known before the first: it may well compile.
+        if rank.is_busy or (self._given_s is None and not self._steps):
             return max(BUSY_S, self.limit_s)
         return self.limit_s if rank.has_worked else max(LEAST_S, self.limit_s)
 
