@@ -18,12 +18,13 @@ from tests import models, oracle
 from tests.faults.test_launcher import has_ended
 from tests.ranks.parity import SEED, SMALL_BUCKETS, own_rows
 from uneven.comm import Transport, World
+from uneven.elastic.compare import Comparison
 from uneven.elastic.coordinator import Coordinator
 from uneven.elastic.division import Recipe
 from uneven.elastic.faults import Fault, Phase, Point
 from uneven.elastic.fleet import Fleet
 from uneven.elastic.inbox import FOLDER, Request, put
-from uneven.elastic.member import Member
+from uneven.elastic.member import Care, Member
 from uneven.elastic.ranks import LEFT
 from uneven.elastic.supervisor import Supervision, Supervisor
 from uneven.goodput import Event
@@ -39,6 +40,7 @@ from uneven.reshard import Tiles
 TOLERANCE = 1e-10
 SETTINGS = LaunchSettings(Transport(timeout_s=60.0), num_threads=1)
 STOP = "stop"
+WRONG_AFTER = 3
 PAUSE_STEPS = 2
 MOST_STEPS = 500
 CLIP = 0.5
@@ -52,11 +54,16 @@ PHASES: tuple[Phase, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A training whose batches are functions of the step, until the test says that it is enough, or `num_steps`."""
+    """A training whose batches are functions of the step, until the test says that it is enough, or `num_steps`.
+
+    Device `wrong` has another bit than the others in a weight after step WRONG_AFTER, and bits are compared.
+    """
 
     shares: tuple[tuple[float, ...], ...] = ((1,),)
     copies: Copies = 2
     num_steps: int | None = None
+    wrong: int | None = None
+    is_expelling: bool = True
 
     @property
     def spec(self) -> ModelSpec:
@@ -106,7 +113,8 @@ def train(world: World, mailbox: Mailbox, course: Course) -> Outcome:
         copies=course.copies,
         bucket_bytes=SMALL_BUCKETS,
     )
-    member = Member(recipe, world=world, mailbox=mailbox, start=fill)
+    care = None if course.wrong is None else Care(Comparison(every=1, is_expelling=course.is_expelling))
+    member = Member(recipe, world=world, mailbox=mailbox, start=fill, care=care)
     outcome = None
     is_told = False
     while outcome is None:
@@ -116,7 +124,13 @@ def train(world: World, mailbox: Mailbox, course: Course) -> Outcome:
                 outcome = conclude(member)
             else:
                 attempt(member, spec, step=step, wants_stop=is_told)
+                if (world.device, step) == (course.wrong, WRONG_AFTER):
+                    flip_a_bit(member.model.get_parameter("model.norm.weight"))
     return outcome
+
+
+def flip_a_bit(parameter: torch.Tensor) -> None:
+    parameter.detach().view(torch.int64)[5] ^= 1
 
 
 def attempt(member: Member, spec: ModelSpec, *, step: int, wants_stop: bool) -> None:
@@ -368,3 +382,18 @@ def test_a_death_in_the_last_step_changes_nothing(phase: Phase) -> None:
     assert len(told.outcomes) == 5
     assert {outcome.step for outcome in told.outcomes} == {4}
     assert_undisturbed(told, course)
+
+
+def test_a_device_with_another_bit_is_named_and_expelled() -> None:
+    told = run(Course(((1.0,) * 2, (1.0,)), num_steps=8, wrong=1))
+    assert [(event.device, event.step) for event in told.events if event.kind == "corruption"] == [(1, WRONG_AFTER)]
+    assert told.count("failure") == told.count("recovery") == Counter([1])
+    assert [outcome.step for outcome in told.outcomes] == [8, 8]
+
+
+def test_a_device_with_another_bit_is_only_named_where_it_may_stay() -> None:
+    """Once after each step, though all members say so."""
+    told = run(Course(((1.0,) * 2, (1.0,)), num_steps=8, wrong=1, is_expelling=False))
+    assert told.count("corruption") == Counter({1: 8 - WRONG_AFTER})
+    assert told.count("failure") == Counter()
+    assert [outcome.step for outcome in told.outcomes] == [8, 8, 8]

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from tests import layouts, models, oracle
 from tests.ranks.pool import RankPool
-from uneven.checkpoint import export_model, load_model
+from uneven.checkpoint.export import export_model
+from uneven.checkpoint.load import load_model
 from uneven.comm import World
 from uneven.errors import ModelError
 from uneven.layout import ParallelPlan

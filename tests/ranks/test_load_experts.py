@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from uneven.checkpoint import load_model
 from uneven.checkpoint.export import saved_buffers
+from uneven.checkpoint.load import load_model
 from uneven.layout import Band, LogicalAxis, ModelLayout, ModelStructure, ParameterSpec, Partition, Replicate, Shard
 from uneven.parallel import take_ranges
 

@@ -16,7 +16,7 @@ from tests import models, oracle
 from tests.memory import LiveBytes
 from tests.ranks import parity, test_optimizer
 from tests.ranks.pool import RankPool
-from uneven.checkpoint import load_model
+from uneven.checkpoint.load import load_model
 from uneven.comm import World
 from uneven.layout import MAX_GROUPS_PER_DEVICE, ParallelPlan, Shard
 from uneven.modelspec import ModelSpec

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_layout_plan import STRUCTURE
+from uneven.checkpoint.manifest import Part, Slice, Stored
+from uneven.elastic.difference import Difference
 from uneven.elastic.faults import Point, Reached, Stops
-from uneven.elastic.quorum import Over, Quorum, Ready, Settled, Spent, Trouble, Wish
+from uneven.elastic.quorum import Differs, Over, Quorum, Ready, Settled, Spent, Trouble, Wish
+from uneven.elastic.saving import PartWritten
 from uneven.elastic.wire import Wire
 from uneven.errors import HostLost
 from uneven.launch.failure import Failure
@@ -26,12 +29,19 @@ whole = st.integers(0, 2**53)
 number = st.floats(allow_nan=False)
 text = st.text()
 point = st.builds(Point, st.sampled_from(["forward", "commit", "join"]), st.none() | whole)
+devices = st.lists(whole).map(tuple)
+difference = st.builds(Difference, devices, devices, st.booleans())
+stored = st.builds(Stored, st.builds(Slice, text, text, whole, whole), text, whole, text)
+part = st.builds(Part, st.just("rank-0.safetensors"), whole, st.lists(stored).map(tuple))
+buffer = st.tuples(text, devices)
 value = st.one_of(
     st.none() | text,
     st.builds(Stops, st.lists(point).map(tuple)),
     st.builds(Reached, point, whole),
     st.sampled_from([Over(), Ready(), Wish(), Started()]),
-    st.builds(Settled, whole, whole, whole, number, st.booleans(), text),
+    st.builds(Settled, whole, whole, whole, st.booleans(), text),
+    st.builds(Differs, whole, whole, st.lists(difference).map(tuple), st.booleans()),
+    st.builds(PartWritten, whole, whole, whole, whole, text, st.none() | part, st.lists(buffer).map(tuple), text),
     st.builds(Trouble, whole, text),
     st.builds(Beat, whole, text, st.booleans()),
     st.builds(Failure, number, text),

@@ -16,6 +16,8 @@ membership_app = typer.Typer()
 
 TAKEN_S = 10.0
 """How long a launcher that lives may take to take a request."""
+HAPPENED_S = 600.0
+"""How long it may take then: a device that joins loads a model, and a step boundary has to come."""
 POLL_S = 0.1
 RUNS = Path("runs")
 
@@ -105,8 +107,9 @@ def _ask(run: Path, request: Request) -> None:
 
 def _await(run: Path, device: int, *, states: tuple[str | None, ...], saying: str) -> None:
     """Until a device is in one of some states, None for not being there."""
+    deadline = time.monotonic() + HAPPENED_S
     with plain_console().status(saying):
-        while True:
+        while time.monotonic() < deadline:
             found = _devices(run).get(device)
             state = found["state"] if found else None
             if state in states:
@@ -116,3 +119,4 @@ def _await(run: Path, device: int, *, states: tuple[str | None, ...], saying: st
             if not (run / "requests").is_dir():
                 raise RankFailed(f"the job of {run} has ended before: {saying}")
             time.sleep(POLL_S)
+    raise RankFailed(f"{saying}: this has not happened within {HAPPENED_S:g} s; {run / DEVICES} says who is there")

@@ -25,7 +25,7 @@ from uneven.elastic.line import Line
 from uneven.elastic.quorum import Differs, Quorum, Settled, Spent, Trouble
 from uneven.elastic.saving import Saver, restore
 from uneven.elastic.status import NEVER, NUM_VALUES, Status, Verdict, exchange
-from uneven.errors import Left, PeerLost
+from uneven.errors import InputError, Left, PeerLost
 from uneven.goodput import DeviceClock
 from uneven.launch.rank import Mailbox
 from uneven.layout import ModelLayout, ParallelPlan
@@ -208,8 +208,10 @@ class Member:
     ) -> Committed:
         """Commit and apply a step; called by all ranks, with reduced gradients. `values` are summed over the ranks.
 
-        Steps whose gradient norm is not finite are committed, and change nothing.
+        Steps whose gradient norm is not finite are committed, and change nothing. InputError for too many values.
         """
+        if len(values) > NUM_VALUES - 2:
+            raise InputError(f"commit sums at most {NUM_VALUES - 2} values, found {len(values)}; stack them before")
         self.world.pulse.reach("commit")
         group = self.world.group(self.plan.devices, purpose="commit")
         mine = torch.zeros(NUM_VALUES + group.size, dtype=torch.float64, device=self.world.torch_device)
@@ -244,7 +246,7 @@ class Member:
         if differences:
             is_expelling = comparison.is_expelling and any(each.is_certain for each in differences)
             self._must_settle = self._must_settle or is_expelling
-            self.mailbox.post(Differs(self.generation, differences, is_expelling))
+            self.mailbox.post(Differs(self.generation, self.step, differences, is_expelling))
 
     def _apply(self, sums: Sequence[float]) -> None:
         """Everything of a committed step that takes no communication, so that nothing interrupts it."""
@@ -301,7 +303,6 @@ class Member:
             self.mailbox.post(Trouble(self._line.entered, str(error)))
 
     def _enter(self, quorum: Quorum) -> None:
-        began = time.perf_counter()
         is_redone, attempted = self._is_trying, self.step
         self._is_trying = False
         if self.generation != NEVER:
@@ -321,8 +322,7 @@ class Member:
         self.world.narrow(quorum.plan.devices)
         self._division.connect(self.world)
         is_redone = is_redone and self.step == attempted
-        seconds = time.perf_counter() - began
-        self.mailbox.post(Settled(quorum.generation, self.step, moved, seconds, is_redone, reason))
+        self.mailbox.post(Settled(quorum.generation, self.step, moved, is_redone, reason))
         self.account()
 
     def _catch_up(self, verdict: Verdict) -> None:

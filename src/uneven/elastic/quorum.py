@@ -37,7 +37,6 @@ class Settled:
     generation: int
     step: int
     moved_bytes: int
-    seconds: float
     is_redone: bool = False
     reason: str = ""
 
@@ -77,6 +76,7 @@ class Differs:
     """A member's word that devices have other bits than they should. While they are expelled, members wait for it."""
 
     generation: int
+    step: int
     differences: tuple[Difference, ...]
     is_expelling: bool
 

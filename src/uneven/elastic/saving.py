@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -29,14 +29,15 @@ from uneven.reshard import Tiles
 class PartWritten:
     """To the launcher: this rank's part of the checkpoint of a step is on the disk; or why there will be none.
 
-    Of `num_parts`, written under one generation.
+    Of `num_parts`, written under one generation, of a model in `dtype`.
     """
 
     step: int
     num_updates: int
     generation: int
     num_parts: int
-    part: Part | None
+    dtype: str
+    part: Part | None = None
     buffers: tuple[tuple[str, tuple[int, ...]], ...] = ()
     problem: str = ""
 
@@ -62,7 +63,8 @@ class Saver:
         shapes = tuple((name, tuple(buffer.shape)) for name, buffer in saved_buffers(model))
         written = written_by(plan, shards_of(plan, division.recipe.copies), buffers=dict(shapes))
         copy = copy_tiles(state_tiles(division), written[self._device])
-        self._draft = PartWritten(step, num_updates, generation, len(plan.devices), None, shapes)
+        dtype = str(division.optimizer.dtype).removeprefix("torch.")
+        self._draft = PartWritten(step, num_updates, generation, len(plan.devices), dtype, buffers=shapes)
         try:
             draft = make_draft(self._run, step, tag=f"generation-{generation}")
         except CheckpointError as error:
@@ -82,11 +84,8 @@ class Saver:
             self._writing = None
 
     def _tell(self, part: Part | None, problem: str) -> None:
-        draft = self._draft
-        assert draft is not None
-        self._mailbox.post(
-            PartWritten(draft.step, draft.num_updates, draft.generation, draft.num_parts, part, draft.buffers, problem)
-        )
+        assert self._draft is not None
+        self._mailbox.post(replace(self._draft, part=part, problem=problem))
 
 
 def state_tiles(division: Division) -> Sequence[tuple[str, Tiles]]:

@@ -81,7 +81,7 @@ class Supervisor:
         self._recovery: _Recovery | None = None
         self._step = 0
         self._stepped_s = 0.0
-        self._compared: int | None = None
+        self._compared = 0
         self._is_stopping = False
         self._commands: deque[Any] = deque()
         self.num_lost_attempts = 0
@@ -217,8 +217,8 @@ class Supervisor:
                 yield self._event("refused", device, text="join: its host is not there")
             else:
                 yield from self._restart(device)
-        elif not is_running:
-            yield self._event("refused", device, text="drain: it is not there")
+        elif not is_running or device not in self.coordinator.quorum.members:
+            yield self._event("refused", device, text="drain: it takes no part")
         elif not self.coordinator.drain(device):
             yield self._event("refused", device, text="drain: no device would be left")
 
@@ -289,9 +289,9 @@ class Supervisor:
 
     def _expel(self, differs: Differs) -> Iterator[Event]:
         """All members say the same; the first one is heard."""
-        if differs.generation != self.coordinator.quorum.generation or differs.generation == self._compared:
+        if differs.generation != self.coordinator.quorum.generation or differs.step <= self._compared:
             return
-        self._compared = differs.generation if differs.is_expelling else None
+        self._compared = differs.step
         devices = {device for each in differs.differences if each.is_certain for device in each.devices}
         for each in differs.differences:
             others = f"those of {list(each.members)} are not alike, and no majority says whose are right"

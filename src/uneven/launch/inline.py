@@ -5,6 +5,7 @@ its ranks in other processes. A blocked thread can't be ended; its process is.
 """
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing import connection as mp_connection
@@ -79,7 +80,8 @@ class InlineRank:
 
     def _fail(self, failures: list[Failure]) -> UnevenError:
         """The error to raise; the rank may be about to say what it saw."""
-        while not failures and self._ours.poll(GRACE_S):
+        deadline = time.monotonic() + GRACE_S  # signs of life come too, and for ever
+        while not failures and self._ours.poll(max(0.0, deadline - time.monotonic())):
             message = self._ours.recv()
             failures = [message.payload] if message.kind == "error" else []
         (device,) = self._settings.site.devices_here(self._devices)

@@ -11,8 +11,6 @@ from uneven.elastic.saving import PartWritten
 from uneven.errors import CheckpointError
 from uneven.train.job import Job
 
-DTYPES = (("bf16", "bfloat16"), ("fp32", "float32"), ("fp64", "float64"))
-
 
 @final
 class Publisher:
@@ -48,7 +46,7 @@ class Publisher:
             tokens=tokens,
             time_s=time.time(),
             seed=config.seed,
-            dtype=dict(DTYPES)[config.train.precision],
+            dtype=written.dtype,
             structure=design.spec.structure,
             config=design.spec.config,
             parts=tuple(parts[device] for device in sorted(parts)),

@@ -18,6 +18,7 @@ from uneven.draw import draw_loss, draw_plan
 from uneven.elastic.inbox import FOLDER as REQUESTS
 from uneven.errors import ConfigError, InputError
 from uneven.goodput import Event
+from uneven.goodput.book import read_lines
 from uneven.goodput.events import FILE as EVENTS
 from uneven.modelspec import BytesRead
 from uneven.train.job import Job, keep_generation_config
@@ -85,18 +86,14 @@ class RunFolder:
     def _recall(self, step: int) -> None:
         """Take up what an earlier launcher has left: lines of metrics, of which a killed one may have cut the last."""
         metrics = self.path / METRICS
-        for text in metrics.read_text().splitlines() if metrics.exists() else ():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                break
-            if "heldout_loss" in line:
-                self._heldout.append(Evaluation(**line))
+        for _, line in read_lines(metrics) if metrics.exists() else ():
+            samples = line.pop("samples", None)
+            numbers = {key: math.nan if value is None else value for key, value in line.items()}
+            if "heldout_loss" in numbers:
+                self._heldout.append(Evaluation(**numbers))
             else:
-                samples = line.pop("samples", None)
-                is_skipped = line.pop("skipped")
-                finite = {key: math.nan if value is None else value for key, value in line.items()}
-                self._steps.append(StepRecord(**finite, is_skipped=is_skipped, samples=samples and tuple(samples)))
+                is_skipped = numbers.pop("skipped")
+                self._steps.append(StepRecord(**numbers, is_skipped=is_skipped, samples=samples and tuple(samples)))
         self.furthest = self.last_step
         for name in (PARTIAL, REQUESTS):
             shutil.rmtree(self.path / name, ignore_errors=True)

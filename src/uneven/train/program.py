@@ -16,7 +16,8 @@ import torch
 from torch.profiler import record_function
 from transformers import PreTrainedModel
 
-from uneven.checkpoint import export_model, load_model
+from uneven.checkpoint.export import export_model
+from uneven.checkpoint.load import load_model
 from uneven.comm import World
 from uneven.data import Rows
 from uneven.elastic.compare import Comparison
@@ -135,7 +136,7 @@ class Trainer:
 
         The held-out loss is taken as often as the configuration says, too.
         """
-        every = self.job.config.eval.every
+        every, save_every = self.job.config.eval.every, self.job.config.checkpoint.every
         outcome: Outcome | None = None
         while outcome is None:
             with self.member.begin() as step:
@@ -149,7 +150,7 @@ class Trainer:
                 else:
                     with profiler.step(step):
                         self.step(step)
-                    if step % max(1, self.job.config.checkpoint.every) == 0 and step < self.job.config.train.steps:
+                    if save_every and step % save_every == 0 and step < self.job.config.train.steps:
                         self.member.save()
         self._report(outcome)
         self.member.clock.switch("checkpoint", time.monotonic())
